@@ -1,0 +1,1 @@
+"""Complete programs to read, run and copy from."""

@@ -1,0 +1,63 @@
+"""Composer: durable workflows for Python. Steps are functions, a workflow is a DAG drawn once, PostgreSQL is the truth."""
+
+from composer.app import Worker
+from composer.client.async_client import AsyncClient, AsyncRunHandle, CancelResult, RetryResult
+from composer.client.client import Client, RunHandle
+from composer.client.views import NodeView, RunView
+from composer.core.retries import Retry
+from composer.define.context import StepContext, step_context
+from composer.define.step import Step, step
+from composer.define.workflow import Workflow, workflow
+from composer.errors import (
+    ComposerError,
+    IdempotencyConflict,
+    NonRetryable,
+    PayloadError,
+    PlanError,
+    ResultTimeout,
+    RetryAfter,
+    RunCancelled,
+    RunEnded,
+    RunFailed,
+    RunNotFound,
+    RunNotRetryable,
+    Snooze,
+    StepCancelled,
+    StoreUnavailable,
+)
+from composer.settings import Settings
+
+__all__ = [
+    "AsyncClient",
+    "AsyncRunHandle",
+    "CancelResult",
+    "Client",
+    "ComposerError",
+    "IdempotencyConflict",
+    "NodeView",
+    "NonRetryable",
+    "PayloadError",
+    "PlanError",
+    "ResultTimeout",
+    "Retry",
+    "RetryAfter",
+    "RetryResult",
+    "RunCancelled",
+    "RunEnded",
+    "RunFailed",
+    "RunHandle",
+    "RunNotFound",
+    "RunNotRetryable",
+    "RunView",
+    "Settings",
+    "Snooze",
+    "Step",
+    "StepCancelled",
+    "StepContext",
+    "StoreUnavailable",
+    "Worker",
+    "Workflow",
+    "step",
+    "step_context",
+    "workflow",
+]

@@ -1,0 +1,150 @@
+"""Where settings become adapters and services: the only module that knows which store is which."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from importlib import metadata
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from composer.coordinator.services import run_coordinator
+from composer.define.step import Step
+from composer.define.workflow import Workflow
+from composer.ports.store import Store
+from composer.postgres.embedded import EmbeddedPostgres
+from composer.postgres.store import PostgresStore
+from composer.settings import Settings, read_settings
+from composer.worker.loop import WorkerLoop, steps_of
+
+log = logging.getLogger("composer")
+
+
+@asynccontextmanager
+async def open_store(settings: Settings) -> AsyncIterator[Store]:
+    """The store the settings name, connected; the embedded server is started or joined, and its schema made."""
+    server: EmbeddedPostgres | None = None
+    url = settings.database_url
+    if url is None:
+        server = EmbeddedPostgres(settings.home)
+        url = await anyio.to_thread.run_sync(server.start)
+    try:
+        store = PostgresStore(
+            url,
+            namespace=settings.namespace,
+            schema=settings.schema,
+            pooler=settings.pooler,
+            # Nobody runs migrations for a server that nobody set up.
+            migrate_first=server is not None,
+        )
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+    finally:
+        if server is not None:
+            server.close()
+
+
+class Worker:
+    """A worker inside this process: in an application, a notebook, a test. An async context manager.
+
+    Runs the steps of `workflows` (and any `steps` beside them), and the coordinator's loops unless the settings say
+    otherwise. On the way out it stops taking tasks, lets running steps finish for the grace time and gives back the rest.
+    """
+
+    def __init__(
+        self,
+        workflows: Sequence[Workflow[..., Any]],
+        settings: Settings | None = None,
+        *,
+        steps: Sequence[Step[..., Any]] = (),
+        store: Store | None = None,
+        **options: Any,
+    ) -> None:
+        self.settings = settings or read_settings(**options)
+        self.workflows = list(workflows)
+        self.steps = steps_of(self.workflows, steps)
+        self._given = store
+        self._stack = AsyncExitStack()
+        self._services: TaskGroup | None = None
+        self._loop: WorkerLoop | None = None
+        self._stopped = anyio.Event()
+
+    async def __aenter__(self) -> Self:
+        await self._stack.__aenter__()
+        try:
+            given = self._given
+            store: Store = (
+                given if given is not None else await self._stack.enter_async_context(open_store(self.settings))
+            )
+            self._loop = WorkerLoop(store, self.settings, self.steps)
+            for workflow in self.workflows:
+                # A start by name, from a process without the code, needs the plan stored.
+                await store.register_plan(workflow.plan)
+            await store.make_partitions()
+            self._services = await self._stack.enter_async_context(anyio.create_task_group())
+            self._services.start_soon(store.listen)
+            if self.settings.coordinator:
+                self._services.start_soon(run_coordinator, store, self.settings)
+            self._services.start_soon(self._work)
+        except BaseException as error:
+            await self._stack.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        try:
+            if kind is None:
+                self.drain()
+                await self._stopped.wait()
+        finally:
+            if self._services is not None:
+                self._services.cancel_scope.cancel()
+        return await self._stack.__aexit__(kind, error, trace)
+
+    async def _work(self) -> None:
+        try:
+            await self.loop.run()
+        finally:
+            self._stopped.set()
+
+    @property
+    def loop(self) -> WorkerLoop:
+        """The running loop. Raises RuntimeError outside of the `async with` block."""
+        if self._loop is None:
+            raise RuntimeError("the worker is not running: use it as `async with Worker([flow]):`")
+        return self._loop
+
+    @property
+    def store(self) -> Store:
+        """The store it works on: AsyncClient(store=worker.store) shares it, and hears ends without a notification."""
+        return self.loop._store
+
+    def drain(self) -> None:
+        """No new tasks from now on."""
+        self.loop.drain()
+
+    async def wait_stopped(self) -> None:
+        """Returns once the worker has drained."""
+        await self._stopped.wait()
+
+
+def other_composer() -> str | None:
+    """A warning when another distribution that is imported as `composer` is installed beside this one, else None."""
+    try:
+        other = metadata.version("composer")
+    except metadata.PackageNotFoundError:
+        return None
+    return (
+        f"the distribution 'composer' {other} is installed too: it is another project with the same import name, and files of "
+        "the two overwrite each other. Uninstall both, then install composer-workflows"
+    )

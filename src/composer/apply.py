@@ -1,0 +1,328 @@
+"""Load, decide, commit, repeat on conflict: the only place where a run changes.
+
+Workers, coordinators and clients all bring their events here. A batch holds events of many runs; each run is decided
+for itself, and all go into one commit. Who loses a race decides again on what the winner left, which the commit's
+answer already says, so that a lost race costs one more statement.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import anyio
+
+from composer.core.decide import decide
+from composer.core.events import Delivery, Event, Report
+from composer.core.plan import Node, Plan
+from composer.core.states import ENDED_RUN
+from composer.core.transition import NeedValues, Transition
+from composer.errors import RunNotFound, StoreUnavailable
+from composer.ports.store import ClaimedTask, CommitAnswer, RunCommit, RunHead, Store, Verdict
+
+log = logging.getLogger("composer.apply")
+
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 2.0
+_MOST_ROUNDS: Final = 200
+"""Lost races before a run's events are given up. Each loss is another's gain, so this many means a defect."""
+
+T = TypeVar("T")
+Grant = Callable[[Node], bool]
+"""Asked for every task that becomes ready: whether the committing worker takes it at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """An event that changed nothing, and why."""
+
+    run_id: str
+    event: Event
+    reason: str
+
+
+@dataclass(slots=True)
+class Applied:
+    """What became of a batch."""
+
+    heads: dict[str, RunHead] = field(default_factory=dict[str, RunHead])
+    """The runs afterwards, as far as known."""
+    transitions: dict[str, Transition] = field(default_factory=dict[str, Transition])
+    """What was committed, by run."""
+    handed: list[ClaimedTask] = field(default_factory=list[ClaimedTask])
+    """Tasks the committing worker got at once."""
+    ignored: list[Ignored] = field(default_factory=list[Ignored])
+    refused: int = 0
+    """Tasks that `grant` said yes to and that were not handed over after all."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """A run as this process last saw it, and the outputs it has at hand."""
+
+    head: RunHead
+    plan: Plan
+    values: dict[int, str]
+
+
+@dataclass(slots=True)
+class _Round:
+    """One run's share of the next commit."""
+
+    known: _Known
+    events: list[Event]
+    transition: Transition
+    leased: frozenset[int]
+
+
+class Applier:
+    """Applies events to runs through one store, on behalf of one owner."""
+
+    def __init__(self, store: Store, *, owner: str = "", lease: float = 15.0) -> None:
+        self._store, self._owner, self._lease = store, owner, lease
+        self._known: dict[str, _Known] = {}
+
+    # -- what a worker knows of the runs it works on ---------------------------------------------------------
+    async def remember(self, task: ClaimedTask) -> Plan:
+        """Keeps the run of a claimed task at hand, until `forget`. Returns its plan."""
+        run_id = task.run.run_id
+        known = self._known.get(run_id)
+        if known is None:
+            plan = await self._store.load_plan(task.run.plan_id)
+            self._known[run_id] = known = _Known(task.run, plan, dict(task.values))
+        else:
+            if task.run.snapshot.version > known.head.snapshot.version:
+                known.head = task.run
+            known.values.update(task.values)
+        return known.plan
+
+    def forget(self, run_id: str) -> None:
+        """Nothing of the run is being worked on here any more."""
+        self._known.pop(run_id, None)
+
+    # -- applying --------------------------------------------------------------------------------------------
+    async def apply(
+        self, batch: Mapping[str, Sequence[Event]], *, grant: Grant | None = None, patience: float | None = None
+    ) -> Applied:
+        """Applies the events of each run, in order. Runs that do not exist have their events ignored.
+
+        When the store is away it is tried again for `patience` seconds (None: until cancelled), then StoreUnavailable
+        is raised: the events may or may not have been applied, and applying them again is safe.
+        """
+        applied = Applied()
+        waiting = {run_id: list(events) for run_id, events in batch.items()}
+        fresh = await self._load(waiting, applied, patience)
+        uncertain: set[str] = set()
+        for _ in range(_MOST_ROUNDS):
+            rounds = {
+                run_id: made
+                for run_id, events in waiting.items()
+                if (made := await self._decide(run_id, events, applied, grant))
+            }
+            if not rounds:
+                break
+            commits = [
+                RunCommit(
+                    run_id,
+                    each.known.head.plan_id,
+                    each.known.plan,
+                    each.transition,
+                    priority=each.known.head.priority,
+                    leased=each.leased,
+                    deadline_in=each.known.plan.timeout if each.transition.restarts else None,
+                )
+                for run_id, each in rounds.items()
+            ]
+            answers, at = await self._commit(commits, uncertain, patience)
+            waiting = {}
+            for answer in answers:
+                rest = self._answered(answer, rounds[answer.run_id], applied, at)
+                if rest:
+                    waiting[answer.run_id] = rest
+            if not waiting:
+                break
+        else:
+            log.error("runs lost every race; their events are dropped", extra={"runs": sorted(waiting)})
+        if uncertain and self._owner:
+            # A commit whose answer was lost may have handed tasks over all the same.
+            handed = {(t.run.run_id, t.task.node, t.task.item) for t in applied.handed}
+            for task in await self._store.leased_to(self._owner, sorted(uncertain)):
+                if (task.run.run_id, task.task.node, task.task.item) not in handed:
+                    applied.handed.append(task)
+        await self._complete_handed(applied)
+        for run_id in fresh:
+            self._known.pop(run_id, None)
+        return applied
+
+    async def apply_one(self, run_id: str, event: Event, *, patience: float | None = 10.0) -> Applied:
+        """Applies one event to one run. Raises RunNotFound."""
+        applied = await self.apply({run_id: [event]}, patience=patience)
+        if run_id not in applied.heads:
+            raise RunNotFound(run_id, self._store.namespace)
+        return applied
+
+    async def _load(self, waiting: dict[str, list[Event]], applied: Applied, patience: float | None) -> list[str]:
+        """Looks up the runs not at hand, for this call only: a worker says what it wants remembered. Returns their ids."""
+        unknown = [run_id for run_id in waiting if run_id not in self._known]
+        if not unknown:
+            return []
+        heads = await persistently(lambda: self._store.load_heads(unknown), patience)
+        for run_id in unknown:
+            head = heads.get(run_id)
+            if head is None:
+                self._ignore(applied, run_id, waiting.pop(run_id), "there is no such run")
+            else:
+                self._known[run_id] = _Known(head, await self._store.load_plan(head.plan_id), {})
+        for run_id in unknown:
+            if run_id in self._known:
+                applied.heads[run_id] = self._known[run_id].head
+        return unknown
+
+    async def _decide(self, run_id: str, events: list[Event], applied: Applied, grant: Grant | None) -> _Round | None:
+        known = self._known[run_id]
+        applied.heads[run_id] = known.head
+        while True:
+            try:
+                decision = decide(known.plan, known.head.snapshot, events, known.values)
+            except Exception as error:
+                # One run that cannot be decided must not stop the others of its batch, nor the loop.
+                await self._quarantine(known.head, error)
+                self._ignore(applied, run_id, events, "the run was quarantined")
+                return None
+            if not isinstance(decision, NeedValues):
+                break
+            found = await persistently(
+                lambda: self._store.load_values([(run_id, node) for node in decision.nodes]), None
+            )
+            known.values.update({node: text for (_, node), text in found.items()})
+            missing = [node for node in decision.nodes if node not in known.values]
+            if missing:
+                await self._quarantine(known.head, LookupError(f"outputs of nodes {missing} are missing"))
+                self._ignore(applied, run_id, events, "the run was quarantined")
+                return None
+        for event, reason in decision.ignored:
+            self._ignore(applied, run_id, [event], reason)
+        if decision.is_empty:
+            return None
+        nodes = known.plan.nodes
+        leased = (
+            frozenset(start.node for start in decision.starts if grant(nodes[start.node]))
+            if grant
+            else frozenset[int]()
+        )
+        dropped = {id(event) for event, _ in decision.ignored}
+        return _Round(known, [event for event in events if id(event) not in dropped], decision, leased)
+
+    async def _commit(
+        self, commits: list[RunCommit], uncertain: set[str], patience: float | None
+    ) -> tuple[Sequence[CommitAnswer], float]:
+        def lost(_: StoreUnavailable) -> None:
+            # The same statement again: it queues behind a ghost that is still committing, and the fence answers.
+            uncertain.update(commit.run_id for commit in commits)
+
+        answers = await persistently(
+            lambda: self._store.commit(commits, owner=self._owner, lease=self._lease), patience, lost
+        )
+        return answers.answers, answers.at
+
+    def _answered(self, answer: CommitAnswer, made: _Round, applied: Applied, at: float) -> list[Event]:
+        """Takes one answer in; returns the events that have to be decided again."""
+        run_id, known = answer.run_id, made.known
+        if answer.verdict is not Verdict.WON:
+            applied.refused += len(made.leased)
+        match answer.verdict:
+            case Verdict.WON:
+                known.head = RunHead(run_id, known.head.plan_id, made.transition.run, known.head.priority)
+                applied.heads[run_id] = known.head
+                applied.transitions[run_id] = made.transition
+                for change in made.transition.changes:
+                    if change.output is not None:
+                        known.values[change.node] = change.output
+                applied.refused += len(made.leased) - len(answer.leased)
+                for node in sorted(answer.leased):
+                    delivery = Delivery(node, 1, 1, worker=self._owner, claimed_at=at)
+                    applied.handed.append(ClaimedTask(known.head, delivery, known.plan.nodes[node].step, {}))
+                return []
+            case Verdict.LOST | Verdict.STALE:
+                assert answer.now is not None
+                known.head = RunHead(run_id, known.head.plan_id, answer.now, known.head.priority)
+                if answer.now.status in ENDED_RUN:
+                    self._store.wakeups.run_ended(run_id, None)
+                if not answer.stale:
+                    return made.events
+                keep: list[Event] = []
+                for event in made.events:
+                    if isinstance(event, Report) and (event.task.node, event.task.item) in answer.stale:
+                        self._ignore(
+                            applied, run_id, [event], "the task was handed out again, or ended, since this delivery"
+                        )
+                    else:
+                        keep.append(event)
+                return keep
+            case Verdict.GONE:
+                self._ignore(applied, run_id, made.events, "there is no such run any more")
+                applied.heads.pop(run_id, None)
+            case Verdict.QUARANTINED:
+                self._ignore(applied, run_id, made.events, "the run is quarantined")
+        return []
+
+    async def _complete_handed(self, applied: Applied) -> None:
+        """Gives every task handed over the outputs its arguments read: mostly at hand, else one read for all."""
+        if not applied.handed:
+            return
+        missing: list[tuple[str, int]] = []
+        for task in applied.handed:
+            known = self._known[task.run.run_id]
+            known.values.update(task.values)
+            reads = known.plan.nodes[task.task.node].reads
+            missing += [(task.run.run_id, node) for node in reads if node not in known.values]
+        if missing:
+            found = await persistently(lambda: self._store.load_values(missing), None)
+            for (run_id, node), text in found.items():
+                self._known[run_id].values[node] = text
+        completed: list[ClaimedTask] = []
+        for task in applied.handed:
+            known = self._known[task.run.run_id]
+            values = {n: known.values[n] for n in known.plan.nodes[task.task.node].reads if n in known.values}
+            completed.append(ClaimedTask(known.head, task.task, task.step, values, task.input, task.details))
+        applied.handed = completed
+
+    async def _quarantine(self, head: RunHead, error: BaseException) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        log.error(
+            "a run cannot be decided and is quarantined",
+            extra={"run_id": head.run_id, "version": head.snapshot.version, "reason": reason},
+            exc_info=error,
+        )
+        await self._store.quarantine(head.run_id, head.snapshot.version, reason)
+
+    @staticmethod
+    def _ignore(applied: Applied, run_id: str, events: Sequence[Event], reason: str) -> None:
+        applied.ignored += [Ignored(run_id, event, reason) for event in events]
+
+
+async def persistently(
+    call: Callable[[], Awaitable[T]], patience: float | None, lost: Callable[[StoreUnavailable], None] | None = None
+) -> T:
+    """What `call` returns, trying again with growing pauses while the store is away, for `patience` seconds at most.
+
+    `lost` hears of every failed try. Raises the last StoreUnavailable once patience is spent.
+    """
+    pause, spent = _FIRST_PAUSE, 0.0
+    while True:
+        try:
+            return await call()
+        except StoreUnavailable as error:
+            if lost is not None:
+                lost(error)
+            if patience is not None and spent >= patience:
+                raise
+            log.warning("the store is away; trying again", extra={"error": str(error), "pause": round(pause, 2)})
+        # Full jitter above half, so that many processes do not come back in step.
+        wait = pause * (0.5 + random.random() / 2)
+        await anyio.sleep(wait)
+        spent += wait
+        pause = min(pause * 2, _LONGEST_PAUSE)

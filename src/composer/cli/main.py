@@ -1,0 +1,62 @@
+"""The `composer` command. Exit codes: 0 done, 1 the answer is bad news, 2 wrong use, 3 the database is away."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import asyncpg
+import typer
+
+from composer.app import open_store
+from composer.cli import serve
+from composer.errors import ComposerError, StoreUnavailable
+from composer.postgres.migrate import migrate as migrate_schema
+from composer.settings import read_settings
+
+
+def _told(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, with Composer's own errors as text on stderr and an exit code."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except ComposerError as error:
+            typer.echo(f"composer: {error}", err=True)
+            sys.exit(3 if isinstance(error, StoreUnavailable) else 1)
+
+    return wrapped
+
+
+def migrate(database_url: serve.DatabaseUrl = None, home: serve.Home = None) -> None:
+    """Bring the database's schema up to this release. Safe to run from many places at once."""
+    settings = read_settings(database_url=database_url, home=home)
+
+    async def run() -> list[str]:
+        if settings.database_url is None:
+            async with open_store(settings):
+                return []
+        connection = await asyncpg.connect(settings.database_url)
+        try:
+            return await migrate_schema(connection, settings.schema)
+        finally:
+            await connection.close()
+
+    applied = anyio.run(run)
+    typer.echo("\n".join(f"applied {name}" for name in applied) or "the schema is up to date")
+
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Durable workflows for Python."
+)
+worker_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+coordinator_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+worker_app.command()(_told(serve.worker))
+coordinator_app.command()(_told(serve.coordinator))
+app.command("worker")(_told(serve.worker))
+app.command("coordinator")(_told(serve.coordinator))
+app.command("migrate")(_told(migrate))

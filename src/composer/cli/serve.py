@@ -1,0 +1,157 @@
+"""`composer worker` and `composer coordinator`: processes that stay until they are told to stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import anyio
+import typer
+
+from composer.app import Worker, open_store, other_composer
+from composer.coordinator.services import run_coordinator
+from composer.define.workflow import Workflow
+from composer.observe.logging import configure_logging
+from composer.settings import Settings, read_settings
+from composer.worker.discovery import discover
+
+log = logging.getLogger("composer")
+
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option("--database-url", help="PostgreSQL 15 or newer; default: COMPOSER_DATABASE_URL, else embedded."),
+]
+Home = Annotated[
+    Path | None, typer.Option("--home", help="Folder of the embedded server; default: COMPOSER_HOME, else .composer.")
+]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", help="Whose runs; default: COMPOSER_NAMESPACE, else 'default'.")
+]
+JsonLogs = Annotated[bool, typer.Option("--json-logs", help="One JSON object a log line.")]
+
+
+def worker(
+    modules: Annotated[list[str], typer.Argument(metavar="MODULE...", help="Modules that define workflows and steps.")],
+    database_url: DatabaseUrl = None,
+    home: Home = None,
+    namespace: Namespace = None,
+    queue: Annotated[
+        list[str] | None, typer.Option("--queue", help="A queue to serve, most important first; repeatable.")
+    ] = None,
+    concurrency: Annotated[int | None, typer.Option("--concurrency", help="Steps at the same time.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", help="Plain-function steps at the same time.")] = None,
+    lease: Annotated[float | None, typer.Option("--lease", help="Seconds a worker may be silent.")] = None,
+    grace: Annotated[
+        float | None, typer.Option("--grace", help="Seconds running steps get when the worker stops.")
+    ] = None,
+    coordinator: Annotated[
+        bool, typer.Option("--coordinator/--no-coordinator", help="Run the coordinator's loops here too.")
+    ] = True,
+    pooler: Annotated[
+        bool | None, typer.Option("--pooler/--no-pooler", help="The URL leads through a pooler in transaction mode.")
+    ] = None,
+    json_logs: JsonLogs = False,
+) -> None:
+    """Run the steps of MODULE's workflows until SIGTERM or Ctrl-C."""
+    configure_logging(as_json=json_logs)
+    settings = read_settings(
+        database_url=database_url, home=home, namespace=namespace, queues=tuple(queue) if queue else None, concurrency=concurrency,
+        threads=threads, lease=lease, grace=grace, coordinator=coordinator, pooler=pooler,
+    )  # fmt: skip
+    found = discover(modules)
+    made = Worker(found.workflows, settings, steps=found.steps)
+    if warning := other_composer():
+        log.warning(warning)
+
+    async def work(until: Until) -> None:
+        async with made:
+            typer.echo(_serves(made), err=True)
+            async with anyio.create_task_group() as group:
+                group.start_soon(_drain_when_told, made, until)
+                await made.wait_stopped()
+                group.cancel_scope.cancel()
+
+    run_until_told(work)
+
+
+async def _drain_when_told(made: Worker, until: Until) -> None:
+    await until()
+    log.info("stopping: no new tasks; running steps get the grace time", extra={"grace": made.settings.grace})
+    made.drain()
+
+
+def coordinator(
+    database_url: DatabaseUrl = None,
+    home: Home = None,
+    namespace: Namespace = None,
+    lease: Annotated[
+        float | None, typer.Option("--lease", help="The workers' lease in seconds: how often to look.")
+    ] = None,
+    pooler: Annotated[
+        bool | None, typer.Option("--pooler/--no-pooler", help="The URL leads through a pooler in transaction mode.")
+    ] = None,
+    json_logs: JsonLogs = False,
+) -> None:
+    """Run the coordinator's loops alone; any number of replicas may."""
+    configure_logging(as_json=json_logs)
+    settings = read_settings(database_url=database_url, home=home, namespace=namespace, lease=lease, pooler=pooler)
+
+    async def work(until: Until) -> None:
+        async with open_store(settings) as store, anyio.create_task_group() as group:
+            group.start_soon(store.listen)
+            group.start_soon(run_coordinator, store, settings)
+            typer.echo(f"coordinator of namespace {settings.namespace!r}, process {os.getpid()}", err=True)
+            await until()
+            group.cancel_scope.cancel()
+
+    run_until_told(work)
+
+
+Until = Callable[[], Awaitable[None]]
+
+
+def run_until_told(work: Callable[[Until], Awaitable[None]]) -> None:
+    """Runs `work` in an event loop, uvloop's where it is installed. It may await the first SIGTERM or SIGINT; a second ends it hard."""
+
+    async def main() -> None:
+        told = anyio.Event()
+        async with anyio.create_task_group() as group:
+            await group.start(_hear_signals, told)
+            await work(told.wait)
+            group.cancel_scope.cancel()
+
+    anyio.run(main, backend_options={"use_uvloop": _has_uvloop()})
+
+
+async def _hear_signals(told: anyio.Event, *, task_status: Any = anyio.TASK_STATUS_IGNORED) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
+        task_status.started()
+        async for number in received:
+            if told.is_set():
+                log.error("told twice to stop: ending at once; what was running is recovered by others")
+                os._exit(128 + number)
+            told.set()
+
+
+def _has_uvloop() -> bool:
+    try:
+        import uvloop  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _serves(made: Worker) -> str:
+    settings: Settings = made.settings
+    where = "embedded PostgreSQL in " + str(settings.home) if settings.database_url is None else "PostgreSQL"
+    flows: list[Workflow[..., Any]] = sorted(made.workflows, key=lambda flow: flow.name)
+    lines = [
+        f"worker {made.loop.id} on {where}, namespace {settings.namespace!r}, queues {', '.join(settings.queues)}, "
+        f"{settings.concurrency} slots" + ("" if settings.coordinator else ", without coordinator")
+    ]
+    lines += [f"  workflow {flow.name} ({flow.module}): {', '.join(sorted(flow.steps))}" for flow in flows]
+    return "\n".join(lines)

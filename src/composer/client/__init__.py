@@ -1,0 +1,1 @@
+"""Clients: start runs, follow them, stop them, resume them."""

@@ -1,0 +1,365 @@
+"""AsyncClient: every method of the client. Client is the same, through a portal."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVar
+
+import anyio
+from anyio.abc import TaskGroup
+from typing_extensions import TypeVarTuple, Unpack
+
+from composer.app import open_store
+from composer.apply import Applier, persistently
+from composer.client.starting import checked_workflow, encoded_input, new_run, when_to_start
+from composer.client.views import RunView, failure_of, view
+from composer.coordinator.recovery import Recovered, recover
+from composer.core.decide import reset_nodes, stale_nodes
+from composer.core.events import CancelRequested, RetryRequested
+from composer.core.plan import Plan
+from composer.core.states import ENDED_RUN, NodeState, RunStatus
+from composer.define.workflow import Startable, Workflow
+from composer.errors import IdempotencyConflict, ResultTimeout, RunNotFound, RunNotRetryable
+from composer.ports.store import HistoryRow, NewRun, Store
+from composer.ports.wakeups import RunEnd
+from composer.settings import Settings, read_settings
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+Ts = TypeVarTuple("Ts")
+
+PATIENCE: Final = 10.0
+"""Seconds a call goes on trying while the database is away, before StoreUnavailable."""
+_SLEEP_TTL: Final = 30.0
+_SLEEP_RENEWED: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class CancelResult:
+    """What a cancel came to. `accepted` says that the run is stopped by this or an earlier cancel; `status` is the run's now."""
+
+    accepted: bool
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResetStep:
+    """A node that a retry runs again, and why."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetryResult:
+    """What a retry did, or would do. `stale` are completed nodes that read data of a reset one and keep their output."""
+
+    run_id: str
+    reset_steps: Sequence[ResetStep]
+    stale: Sequence[str] = field(default_factory=list[str])
+    dry_run: bool = False
+
+
+class AsyncRunHandle(Generic[R_co]):
+    """A started run. `created` says whether this start made it, or an earlier one with the same idempotency key."""
+
+    __slots__ = ("_client", "_workflow", "created", "id")
+
+    def __init__(
+        self, client: AsyncClient, run_id: str, workflow: Workflow[..., R_co] | None, *, created: bool
+    ) -> None:
+        self._client, self._workflow = client, workflow
+        self.id, self.created = run_id, created
+
+    def __repr__(self) -> str:
+        return f"<AsyncRunHandle {self.id}>"
+
+    async def result(self, *, timeout: float | None = None) -> R_co:
+        """The run's result, once it has one. Raises RunFailed, RunCancelled, ResultTimeout after `timeout` seconds."""
+        text = await self._client.wait_for_output(self.id, timeout=timeout)
+        assert self._workflow is not None
+        return self._workflow.decode_result(text)
+
+    async def get(self) -> RunView:
+        """The run as it is now."""
+        return await self._client.get(self.id)
+
+    async def cancel(self, reason: str = "") -> CancelResult:
+        """Stops the run; see AsyncClient.cancel."""
+        return await self._client.cancel(self.id, reason=reason)
+
+
+class AsyncClient:
+    """Starts and steers runs, from any number of tasks of one event loop. An async context manager.
+
+    Without a database URL it uses COMPOSER_DATABASE_URL, else the embedded server.
+    """
+
+    def __init__(
+        self,
+        database_url: str | None = None,
+        *,
+        settings: Settings | None = None,
+        store: Store | None = None,
+        **options: Any,
+    ) -> None:
+        self.settings = settings or read_settings(database_url=database_url, **options)
+        self._given = store
+        self._store: Store | None = store
+        self._stack = AsyncExitStack()
+        self._group: TaskGroup | None = None
+        self._id = f"client-{secrets.token_hex(8)}"
+        self._asleep_until = 0.0
+        self._listening = False
+
+    async def __aenter__(self) -> Self:
+        await self._stack.__aenter__()
+        try:
+            if self._given is None:
+                self._store = await self._stack.enter_async_context(open_store(self.settings))
+            self._group = await self._stack.enter_async_context(anyio.create_task_group())
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        if self._group is not None:
+            self._group.cancel_scope.cancel()
+        return await self._stack.__aexit__(kind, error, trace)
+
+    @property
+    def store(self) -> Store:
+        """The store it talks to. Raises RuntimeError outside of the `async with` block."""
+        if self._store is None:
+            raise RuntimeError("the client is not open: use it inside `async with AsyncClient() as client:`")
+        return self._store
+
+    # -- starting ------------------------------------------------------------------------------------------
+    async def start(
+        self,
+        workflow: Startable[Callable[[Unpack[Ts]], R]],
+        /,
+        *args: Unpack[Ts],
+        idempotency_key: str | None = None,
+        delay: float | timedelta | str | None = None,
+        start_at: datetime | None = None,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+    ) -> AsyncRunHandle[R]:
+        """Starts a run and returns its handle as soon as it is durable.
+
+        Arguments go by position and are checked here; for keyword arguments use `workflow.bind(...)`. With an
+        idempotency key, the same key and input give the same run, whatever became of it; another input raises
+        IdempotencyConflict. Raises PayloadError, PlanTypeError, StoreUnavailable.
+        """
+        handles = await self._start(
+            workflow, [(args, idempotency_key)], delay=delay, start_at=start_at, priority=priority, tags=tags
+        )
+        return handles[0]
+
+    async def start_many(
+        self,
+        workflow: Startable[Callable[[Unpack[Ts]], R]],
+        inputs: Iterable[tuple[Unpack[Ts]]],
+        /,
+        *,
+        idempotency_keys: Sequence[str] | None = None,
+        delay: float | timedelta | str | None = None,
+        start_at: datetime | None = None,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+    ) -> list[AsyncRunHandle[R]]:
+        """Starts one run an input (a tuple of arguments), all or none, in one statement. Handles in the order of the inputs."""
+        given = list(inputs)
+        keys: Sequence[str | None] = idempotency_keys if idempotency_keys is not None else [None] * len(given)
+        if len(keys) != len(given):
+            raise ValueError(f"start_many() got {len(given)} inputs and {len(keys)} idempotency keys")
+        return await self._start(
+            workflow, list(zip(given, keys, strict=True)), delay=delay, start_at=start_at, priority=priority, tags=tags
+        )
+
+    async def _start(
+        self,
+        workflow: Any,
+        inputs: Sequence[tuple[Sequence[Any], str | None]],
+        *,
+        delay: float | timedelta | str | None,
+        start_at: datetime | None,
+        priority: int,
+        tags: Mapping[str, str] | None,
+    ) -> list[AsyncRunHandle[Any]]:
+        flow = checked_workflow(workflow)
+        texts = [encoded_input(flow, args) for args, _ in inputs]
+        store, plan = self.store, flow.plan
+        starts = when_to_start(delay, start_at)
+        plan_id = await persistently(lambda: store.register_plan(plan), PATIENCE)
+        ids = await store.mint_run_ids(len(inputs))
+        runs: list[NewRun] = [
+            new_run(run_id, flow.name, plan, plan_id, text, key=key, priority=priority, tags=tags or {}, starts=starts)
+            for run_id, text, (_, key) in zip(ids, texts, inputs, strict=True)
+        ]
+        tries = 0
+
+        def lost(_: object) -> None:
+            nonlocal tries
+            tries += 1
+
+        answers = await persistently(lambda: store.start_runs(runs), PATIENCE, lost)
+        handles: list[AsyncRunHandle[Any]] = []
+        for run, answer in zip(runs, answers, strict=True):
+            if run.key is not None and answer.digest != run.digest:
+                raise IdempotencyConflict(answer.run_id, flow.name, run.key)
+            # A start whose first answer was lost finds its own run.
+            created = answer.created or (tries > 0 and answer.run_id == run.run_id)
+            handles.append(AsyncRunHandle(self, answer.run_id, flow, created=created))
+        return handles
+
+    # -- looking -------------------------------------------------------------------------------------------
+    async def get(self, run_id: str) -> RunView:
+        """The run and its nodes, at one instant. Raises RunNotFound."""
+        record = await persistently(lambda: self.store.get_run(_checked_id(run_id)), PATIENCE)
+        if record is None:
+            raise RunNotFound(run_id, self.store.namespace)
+        return view(record, await self._plan(record.head.plan_id))
+
+    async def history(self, run_id: str) -> list[HistoryRow]:
+        """Every transition of the run, oldest first. Raises RunNotFound."""
+        rows = await persistently(lambda: self.store.history(_checked_id(run_id)), PATIENCE)
+        if not rows:
+            raise RunNotFound(run_id, self.store.namespace)
+        return rows
+
+    def handle(self, workflow: Startable[Callable[..., R]], run_id: str, /) -> AsyncRunHandle[R]:
+        """A handle on a run that was started elsewhere, typed by its workflow."""
+        return AsyncRunHandle(self, run_id, checked_workflow(workflow), created=False)
+
+    async def wait_for_output(self, run_id: str, *, timeout: float | None = None) -> str:
+        """The run's output as JSON text, once it has completed. Raises as AsyncRunHandle.result."""
+        end = await self.wait(run_id, timeout=timeout)
+        if end.status == RunStatus.COMPLETED:
+            return end.output or "null"
+        record = await persistently(lambda: self.store.get_run(run_id), PATIENCE)
+        raise failure_of(run_id, record.workflow if record else "?", end.status, end.error)
+
+    async def wait(self, run_id: str, *, timeout: float | None = None) -> RunEnd:
+        """How the run ended, once it has; texts as stored. Raises RunNotFound, ResultTimeout."""
+        store = self.store
+        _checked_id(run_id)
+        heard: list[RunEnd | None] = []
+        woken = anyio.Event()
+
+        def hear(end: RunEnd | None) -> None:
+            heard.append(end)
+            woken.set()
+
+        with store.wakeups.on_end(run_id, hear), anyio.move_on_after(timeout):
+            await self._listen()
+            while True:
+                known = next((end for end in heard if end is not None), None)
+                if known is None:
+                    heard.clear()
+                    woken = anyio.Event()
+                    known = (await persistently(lambda: store.run_ends([run_id]), PATIENCE)).get(run_id)
+                    if known is None:
+                        raise RunNotFound(run_id, store.namespace)
+                if known.status in ENDED_RUN:
+                    return known
+                with anyio.move_on_after(self.settings.poll_interval):
+                    await woken.wait()
+                await self._stay_asleep()
+        raise ResultTimeout(
+            run_id,
+            f"has not ended within {timeout:g} s",
+            "It goes on: wait again, or client.get(run_id) shows where it is.",
+        )
+
+    async def _listen(self) -> None:
+        """Hears ends that other processes bring about. A client that shares a worker's store hears through that."""
+        if not self._listening:
+            self._listening = True
+            if self._given is None:
+                assert self._group is not None
+                self._group.start_soon(self.store.listen)
+        await self._stay_asleep()
+
+    async def _stay_asleep(self) -> None:
+        now = anyio.current_time()
+        if now > self._asleep_until:
+            self._asleep_until = now + _SLEEP_RENEWED
+            await persistently(lambda: self.store.set_sleeping(self._id, asleep=True, ttl=_SLEEP_TTL), PATIENCE)
+
+    async def _plan(self, plan_id: int) -> Plan:
+        return await persistently(lambda: self.store.load_plan(plan_id), PATIENCE)
+
+    # -- steering ------------------------------------------------------------------------------------------
+    async def cancel(self, run_id: str, *, reason: str = "") -> CancelResult:
+        """Stops a run: nothing more starts, running steps are told at once. Safe to repeat.
+
+        A run that has ended otherwise stays as it is, and `accepted` is False. Raises RunNotFound.
+        """
+        applied = await Applier(self.store).apply_one(_checked_id(run_id), CancelRequested(reason), patience=PATIENCE)
+        status = applied.heads[run_id].snapshot.status
+        return CancelResult(status is RunStatus.CANCELLED, status.value)
+
+    async def retry(self, run_id: str, *, dry_run: bool = False, rerun_stale: bool = False) -> RetryResult:
+        """Lets a failed run go on where it stopped: failed, skipped and cancelled nodes run again with fresh budgets.
+
+        Completed nodes keep their outputs; with `rerun_stale` those that read a reset node's data run again too.
+        With `dry_run` it only says what would happen. Raises RunNotFound, RunNotRetryable.
+        """
+        heads = await persistently(lambda: self.store.load_heads([_checked_id(run_id)]), PATIENCE)
+        if run_id not in heads:
+            raise RunNotFound(run_id, self.store.namespace)
+        head = heads[run_id]
+        if head.snapshot.status is not RunStatus.FAILED:
+            raise RunNotRetryable(run_id, head.snapshot.status.value)
+        plan = await self._plan(head.plan_id)
+        letters = [letter.value for letter in head.snapshot.letters]
+        stale = stale_nodes(plan, letters)
+        result = RetryResult(
+            run_id,
+            [
+                ResetStep(plan.nodes[i].name, _why(NodeState(letters[i])))
+                for i in reset_nodes(plan, letters, rerun_stale=rerun_stale)
+            ],
+            [] if rerun_stale else [plan.nodes[i].name for i in stale],
+            dry_run,
+        )
+        if dry_run:
+            return result
+        applied = await Applier(self.store).apply_one(run_id, RetryRequested(rerun_stale), patience=PATIENCE)
+        if applied.ignored:
+            status = applied.heads[run_id].snapshot.status.value
+            raise RunNotRetryable(run_id, status, f"is {status}: somebody else retried it just now")
+        return result
+
+    async def recover(self) -> Recovered:
+        """One recovery pass, as every coordinator does it: returns what it did."""
+        return await recover(self.store)
+
+
+def _checked_id(run_id: str) -> str:
+    """The id, or RunNotFound for what cannot be one: no database error for a typo."""
+    try:
+        return str(uuid.UUID(run_id))
+    except (ValueError, AttributeError, TypeError):
+        raise RunNotFound(str(run_id)) from None
+
+
+def _why(state: NodeState) -> str:
+    match state:
+        case NodeState.COMPLETED:
+            return "it read the output of a step that runs again"
+        case NodeState.SKIPPED:
+            return "it was skipped because of a failure or a branch, which is looked at again"
+        case _:
+            return f"it {'was' if state is NodeState.CANCELLED else 'has'} {state.word}"

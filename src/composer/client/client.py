@@ -1,0 +1,150 @@
+"""Client: the same methods as AsyncClient, for code without an event loop. Each call goes through one portal.
+
+The portal is a thread with an event loop, started by `with Client() as client:` and ended with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import datetime, timedelta
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from typing_extensions import TypeVarTuple, Unpack
+
+from composer.client.async_client import AsyncClient, AsyncRunHandle, CancelResult, RetryResult
+from composer.client.views import RunView
+from composer.coordinator.recovery import Recovered
+from composer.define.workflow import Startable
+from composer.ports.store import HistoryRow
+from composer.settings import Settings
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class RunHandle(Generic[R_co]):
+    """A started run. `created` says whether this start made it, or an earlier one with the same idempotency key."""
+
+    __slots__ = ("_call", "_handle", "created", "id")
+
+    def __init__(self, client: Client, handle: AsyncRunHandle[R_co]) -> None:
+        self._call, self._handle = client.call, handle
+        self.id, self.created = handle.id, handle.created
+
+    def __repr__(self) -> str:
+        return f"<RunHandle {self.id}>"
+
+    def result(self, *, timeout: float | None = None) -> R_co:
+        """The run's result, once it has one. Raises RunFailed, RunCancelled, ResultTimeout after `timeout` seconds."""
+        return self._call(self._handle.result, timeout=timeout)
+
+    def get(self) -> RunView:
+        """The run as it is now."""
+        return self._call(self._handle.get)
+
+    def cancel(self, reason: str = "") -> CancelResult:
+        """Stops the run; see Client.cancel."""
+        return self._call(self._handle.cancel, reason)
+
+
+class Client:
+    """Starts and steers runs from scripts and threads. A context manager; safe to share between threads.
+
+    Without a database URL it uses COMPOSER_DATABASE_URL, else the embedded server.
+    """
+
+    def __init__(self, database_url: str | None = None, *, settings: Settings | None = None, **options: Any) -> None:
+        self._client = AsyncClient(database_url, settings=settings, **options)
+        self._stack = ExitStack()
+        self._portal: BlockingPortal | None = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._portal = stack.enter_context(start_blocking_portal())
+            stack.enter_context(self._portal.wrap_async_context_manager(self._client))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._portal = None
+        return self._stack.__exit__(kind, error, trace)
+
+    def call(self, method: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
+        """What `method` returns, awaited in the client's own loop."""
+        if self._portal is None:
+            raise RuntimeError("the client is not open: use it inside `with Client() as client:`")
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._portal.call(partial(method, *args, **kwargs))
+        raise RuntimeError(
+            "Client was called from a running event loop, which it would block: use AsyncClient there, with the same methods, awaited"
+        )
+
+    # Signatures below repeat AsyncClient's, because type checkers read them; what they do is written there once.
+    def start(
+        self,
+        workflow: Startable[Callable[[Unpack[Ts]], R]],
+        /,
+        *args: Unpack[Ts],
+        idempotency_key: str | None = None,
+        delay: float | timedelta | str | None = None,
+        start_at: datetime | None = None,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+    ) -> RunHandle[R]:
+        """Starts a run and returns its handle as soon as it is durable. See AsyncClient.start."""
+        options: dict[str, Any] = {"delay": delay, "start_at": start_at, "priority": priority, "tags": tags}
+        return RunHandle(
+            self, self.call(self._client.start, workflow, *args, idempotency_key=idempotency_key, **options)
+        )
+
+    def start_many(
+        self,
+        workflow: Startable[Callable[[Unpack[Ts]], R]],
+        inputs: Iterable[tuple[Unpack[Ts]]],
+        /,
+        *,
+        idempotency_keys: Sequence[str] | None = None,
+        delay: float | timedelta | str | None = None,
+        start_at: datetime | None = None,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+    ) -> list[RunHandle[R]]:
+        """Starts one run an input, all or none. See AsyncClient.start_many."""
+        options: dict[str, Any] = {"delay": delay, "start_at": start_at, "priority": priority, "tags": tags}
+        started = self.call(self._client.start_many, workflow, inputs, idempotency_keys=idempotency_keys, **options)
+        return [RunHandle(self, handle) for handle in started]
+
+    def handle(self, workflow: Startable[Callable[..., R]], run_id: str, /) -> RunHandle[R]:
+        """A handle on a run that was started elsewhere, typed by its workflow."""
+        return RunHandle(self, self._client.handle(workflow, run_id))
+
+    def get(self, run_id: str) -> RunView:
+        """The run and its nodes, at one instant. Raises RunNotFound."""
+        return self.call(self._client.get, run_id)
+
+    def history(self, run_id: str) -> list[HistoryRow]:
+        """Every transition of the run, oldest first. Raises RunNotFound."""
+        return self.call(self._client.history, run_id)
+
+    def cancel(self, run_id: str, *, reason: str = "") -> CancelResult:
+        """Stops a run; safe to repeat. See AsyncClient.cancel."""
+        return self.call(self._client.cancel, run_id, reason=reason)
+
+    def retry(self, run_id: str, *, dry_run: bool = False, rerun_stale: bool = False) -> RetryResult:
+        """Lets a failed run go on where it stopped. See AsyncClient.retry."""
+        return self.call(self._client.retry, run_id, dry_run=dry_run, rerun_stale=rerun_stale)
+
+    def recover(self) -> Recovered:
+        """One recovery pass, as every coordinator does it: returns what it did."""
+        return self.call(self._client.recover)

@@ -1,0 +1,121 @@
+"""What a client shows of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from composer.core.plan import Plan
+from composer.core.states import ENDED_RUN, NodeState, RunStatus
+from composer.errors import RunCancelled, RunFailed
+from composer.ports.store import RunRecord, TaskRecord
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node of a run. `state` is a word: blocked, ready, leased, delayed, completed, failed, skipped, cancelled, ..."""
+
+    name: str
+    state: str
+    step: str
+    attempt: int = 0
+    """Attempts begun or waited for; 0 before the first."""
+    failures: int = 0
+    crashes: int = 0
+    error: Mapping[str, Any] | None = None
+    """The last failure: kind, type, message, traceback."""
+    worker: str | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    next_attempt_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run at one instant. `input`, `output` and `error` are decoded JSON; `nodes` are in the plan's order."""
+
+    id: str
+    workflow: str
+    status: str
+    namespace: str
+    priority: int
+    tags: Mapping[str, str]
+    input: Any
+    output: Any
+    error: Mapping[str, Any] | None
+    quarantine: str | None
+    nodes: Sequence[NodeView]
+    created_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None
+    starts_at: datetime | None
+    deadline_at: datetime | None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more will happen to it by itself."""
+        return self.status in ENDED_RUN
+
+
+def view(record: RunRecord, plan: Plan) -> RunView:
+    """The run as people see it."""
+    tasks = {task.node: task for task in record.tasks}
+    letters = record.head.snapshot.letters
+    return RunView(
+        id=record.head.run_id,
+        workflow=record.workflow,
+        status=record.head.snapshot.status.value,
+        namespace=record.namespace,
+        priority=record.priority,
+        tags=record.tags,
+        input=json.loads(record.input),
+        output=None if record.output is None else json.loads(record.output),
+        error=None if record.error is None else json.loads(record.error),
+        quarantine=record.quarantine,
+        nodes=[_node(node.name, node.step, letters[node.index], tasks.get(node.index)) for node in plan.nodes],
+        created_at=record.created_at,
+        updated_at=record.updated_at,
+        finished_at=record.finished_at,
+        starts_at=record.starts_at,
+        deadline_at=record.deadline_at,
+    )
+
+
+def _node(name: str, step: str, letter: NodeState, task: TaskRecord | None) -> NodeView:
+    if task is None or letter is NodeState.BLOCKED:
+        return NodeView(name, letter.word, step)
+    # An active node's task says more than its letter: ready, leased or delayed.
+    state = task.state if letter is NodeState.ACTIVE else letter.word
+    return NodeView(
+        name,
+        state,
+        step,
+        attempt=task.attempt,
+        failures=task.failures,
+        crashes=task.crashes,
+        error=None if task.error is None else json.loads(task.error),
+        worker=task.owner,
+        started_at=task.started_at,
+        finished_at=task.finished_at,
+        next_attempt_at=task.wake_at,
+    )
+
+
+def failure_of(run_id: str, workflow: str, status: str, error_text: str | None) -> RunFailed | RunCancelled:
+    """The exception that says how a run that did not complete ended."""
+    error: dict[str, Any] = json.loads(error_text) if error_text else {}
+    if status == RunStatus.CANCELLED:
+        return RunCancelled(run_id, workflow, error.get("message", ""))
+    return RunFailed(
+        run_id,
+        workflow,
+        failure=error.get("code", "failed"),
+        node=error.get("node"),
+        error_type=error.get("type", ""),
+        message=error.get("message", ""),
+        traceback=error.get("traceback", ""),
+        attempt=error.get("attempt"),
+    )

@@ -1,0 +1,145 @@
+"""What can happen to a run, in the past tense. Facts only: what follows from them is decided in decide.py.
+
+No event carries the time. A report carries the delivery it answers, with the numbers the task row held when it was
+handed out; the store applies it only while that delivery is still the task's current one (the fence), so the
+numbers are still right whenever the event counts.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One hand-out of a task to a worker: the fence, and what the task row said at that moment."""
+
+    node: int
+    attempt: int
+    delivery: int
+    item: int = -1
+    failures: int = 0
+    crashes: int = 0
+    worker: str = ""
+    claimed_at: float = 0.0
+    """Seconds since the epoch on the database's clock; 0.0 when not known. Only ever shown."""
+
+
+class FailureKind(StrEnum):
+    """Why an attempt failed."""
+
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    HEARTBEAT = "heartbeat"
+    WORKER_LOST = "worker-lost"
+    PAYLOAD = "payload"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failure as it is stored and shown."""
+
+    kind: FailureKind
+    type: str
+    message: str
+    traceback: str = ""
+
+    def encode(self, **more: Any) -> str:
+        """JSON text; `more` are facts about where it happened."""
+        out: dict[str, Any] = {"kind": self.kind.value, "type": self.type, "message": self.message, **more}
+        if self.traceback:
+            out["traceback"] = self.traceback
+        return json.dumps(out, ensure_ascii=True, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The run begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """The run is to begin later; its key is taken, nothing runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCompleted:
+    """A body returned. `output` is its result as JSON text."""
+
+    task: Delivery
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailed:
+    """A body raised, ran out of time or could not be given its arguments."""
+
+    task: Delivery
+    failure: Failure
+    retryable: bool = True
+    retry_after: float | None = None
+    """Seconds the step asked for; None leaves the delay to the policy."""
+    jitter: float = 0.5
+    """Where in the policy's spread the delay falls, in [0, 1): drawn by the reporter, as a decision draws nothing."""
+    details: str | None = None
+    """The attempt's last checkpoint as JSON text, where it is not stored yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSnoozed:
+    """A body asked to be run again later. Costs nothing."""
+
+    task: Delivery
+    delay: float
+    details: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepReleased:
+    """A worker gave a task back unfinished, as it does when it shuts down. Costs nothing."""
+
+    task: Delivery
+    details: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepStopped:
+    """A body ended because its run was stopped."""
+
+    task: Delivery
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseExpired:
+    """A worker was not heard of in time: it crashed, hangs, or is cut off."""
+
+    task: Delivery
+    jitter: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """The time the workflow allows a run is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """Somebody wants the run to stop."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRequested:
+    """Somebody wants a failed run to go on where it stopped."""
+
+    rerun_stale: bool = False
+    """Whether completed nodes that read a reset node's data run again too."""
+
+
+Report = StepCompleted | StepFailed | StepSnoozed | StepReleased | StepStopped | LeaseExpired
+"""Events that answer a delivery."""
+Event = Report | Started | Scheduled | DeadlinePassed | CancelRequested | RetryRequested

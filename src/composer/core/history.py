@@ -1,0 +1,66 @@
+"""Folding a run's history gives the run: what `composer verify` and the tests compare with the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from composer.core.plan import Plan
+from composer.core.snapshot import Counters, Letters, Snapshot
+from composer.core.states import RunStatus
+
+
+@dataclass(slots=True)
+class TaskTally:
+    """What history knows of one task."""
+
+    attempt: int = 1
+    failures: int = 0
+    crashes: int = 0
+    completions: int = 0
+    """Results applied since the task was last opened: never more than one."""
+
+
+@dataclass(slots=True)
+class Folded:
+    """A run as its history tells it."""
+
+    run: Snapshot
+    tasks: dict[tuple[int, int], TaskTally] = field(default_factory=dict[tuple[int, int], TaskTally])
+
+
+def fold(plan: Plan, history: Iterable[Mapping[str, Any]]) -> Folded:
+    """The run after all transitions of `history` (version order, from the first). Raises KeyError on a node the plan lacks."""
+    status, letters, counters, version = RunStatus.RUNNING, list(Letters.blocked(len(plan.nodes)).text), "", 0
+    tasks: dict[tuple[int, int], TaskTally] = {}
+    for changes in history:
+        version += 1
+        status = RunStatus(changes.get("status", status))
+        counters = changes.get("counters", counters)
+        for name, letter in changes.get("nodes", {}).items():
+            letters[plan.index[name]] = letter
+        for name in changes.get("reset", ()):
+            # A retry gives fresh budgets. The attempt rises when the task is opened again, which the row says.
+            for key, tally in tasks.items():
+                if key[0] == plan.index[name]:
+                    tally.failures = tally.crashes = tally.completions = 0
+                    tally.attempt += 1
+        for entry in changes.get("events", ()):
+            if "outcome" not in entry:
+                continue
+            key = (plan.index[entry["node"]], entry.get("item", -1))
+            tally = tasks.setdefault(key, TaskTally())
+            tally.attempt = entry["attempt"]
+            match entry["outcome"]:
+                case "completed":
+                    tally.completions += 1
+                case "retried":
+                    tally.attempt += 1
+                    tally.failures = entry["failures"]
+                case "failed":
+                    tally.failures = entry["failures"]
+                case _:
+                    pass
+            tally.crashes = entry.get("crashes", tally.crashes)
+    return Folded(Snapshot(status, version, Letters.of(letters), Counters.decode(counters)), tasks)

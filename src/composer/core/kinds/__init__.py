@@ -1,0 +1,1 @@
+"""Node kinds: one module each, with the same pure functions: activate, apply, stop, explain."""

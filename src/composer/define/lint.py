@@ -1,0 +1,126 @@
+"""The few questions a Ref cannot hear: `is`, `match`, type(), id(). Found in the source, when there is one.
+
+This is the only defence against a plan that is quietly wrong, so what it finds is an error. It must therefore be
+sure: a name counts as a Ref only if it is a parameter, or if all that is assigned to it are steps' results or parts
+of such names. A name that is also set to None, say, is left alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, TypeAlias
+
+_Assigned: TypeAlias = dict[str, list[ast.expr | None]]
+
+
+def unheard(fn: Any, is_step: Callable[[object], bool]) -> Iterator[tuple[int, str]]:
+    """Line and problem of every question the builder `fn` puts to a Ref that the Ref can neither answer nor refuse."""
+    try:
+        lines, first = inspect.getsourcelines(fn)
+        tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
+    except (OSError, SyntaxError, IndexError):
+        return
+    if not isinstance(tree, ast.FunctionDef):
+        return
+    scope = {**fn.__globals__, **_captured(fn)}
+    refs = _names_of_refs(tree, lambda call: _calls_step(call, scope, is_step))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops):
+            asked, by = (node.left, *node.comparators), "`is`"
+        elif isinstance(node, ast.Match):
+            asked, by = (node.subject,), "`match`"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("type", "id"):
+            asked, by = tuple(node.args), f"`{node.func.id}()`"
+        else:
+            continue
+        for each in asked:
+            if _root(each) in refs:
+                yield first + each.lineno - 1, f"{by} sees the Ref {ast.unparse(each)}, never the value"
+                break
+
+
+def _captured(fn: Any) -> dict[str, Any]:
+    """The names a local function takes from around it, as far as they are set by now."""
+    found: dict[str, Any] = {}
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # defined further down
+            continue
+    return found
+
+
+def _names_of_refs(tree: ast.FunctionDef, makes_ref: Callable[[ast.Call], bool]) -> set[str]:
+    parameters = {each.arg for each in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs)}
+    assigned = _assigned(tree)
+    refs = parameters | set(assigned)
+    while True:  # what is assigned from a name that turned out to hold no Ref holds none either
+        kept = {
+            name
+            for name in refs
+            if all(
+                makes_ref(value) if isinstance(value, ast.Call) else value is not None and _root(value) in refs
+                for value in assigned.get(name, ())
+            )
+        }
+        if kept == refs:
+            return refs
+        refs = kept
+
+
+def _assigned(tree: ast.FunctionDef) -> _Assigned:
+    """What each name is set to; None where that is an item or anything else that is not plain to see."""
+    found: _Assigned = {}
+
+    def put(target: ast.AST, value: ast.expr | None) -> None:
+        if isinstance(target, ast.Name):
+            found.setdefault(target.id, []).append(value)
+        else:
+            for each in ast.walk(target):
+                if isinstance(each, ast.Name):
+                    found.setdefault(each.id, []).append(None)
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if not isinstance(target, (ast.Attribute, ast.Subscript)):
+                    put(target, node.value)
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+            put(node.target, node.value)
+        elif isinstance(node, (ast.AugAssign, ast.For, ast.comprehension)):
+            put(node.target, None)
+        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+            put(node.optional_vars, None)
+        elif isinstance(node, ast.arguments) and node is not tree.args:  # a function inside has names of its own
+            for each in (*node.posonlyargs, *node.args, *node.kwonlyargs):
+                found.setdefault(each.arg, []).append(None)
+        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
+            found.setdefault(node.name, []).append(None)
+    return found
+
+
+def _root(node: ast.expr) -> str:
+    """The name a path such as `order.items[0]` begins with; "" for anything else."""
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _calls_step(call: ast.Call, scope: dict[str, Any], is_step: Callable[[object], bool]) -> bool:
+    """Whether a call is of a step: `charge(...)`, `flows.charge(...)`, `charge.options(...)(...)`."""
+    node: ast.expr = call.func
+    attributes: list[str] = []
+    while isinstance(node, (ast.Call, ast.Attribute)):
+        if isinstance(node, ast.Attribute):
+            attributes.insert(0, node.attr)
+            node = node.value
+        else:
+            node = node.func
+    found: object = scope.get(node.id) if isinstance(node, ast.Name) else None
+    while attributes and isinstance(found, ModuleType):
+        found = vars(found).get(attributes.pop(0))
+    return is_step(found) and "fn" not in attributes

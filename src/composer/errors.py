@@ -1,0 +1,231 @@
+"""Every exception a user can meet, in one tree.
+
+    ComposerError
+    ├── PlanError                a workflow or step cannot be built; raised while decorating, at the user's line
+    │   ├── PlanTypeError        also a TypeError, for protocols Python probes (hash, len, iter)
+    │   └── PlanAttributeError   also an AttributeError, so that hasattr and debuggers keep working
+    ├── PayloadError             a value does not fit its annotation, or its JSON would lose something
+    ├── SettingsError            a setting is missing, unreadable or contradicts another
+    ├── RunNotFound              no such run here
+    ├── RunEnded                 the run has ended, so this can no longer happen to it
+    ├── RunNotRetryable          client.retry() on a run that is not failed
+    ├── IdempotencyConflict      the key names a run with other input
+    ├── RunFailed                the run failed; says where and why
+    ├── RunCancelled             the run was cancelled
+    ├── ResultTimeout            the run has not ended yet (also a TimeoutError)
+    ├── StoreUnavailable         the database cannot be reached or refuses work; trying again can help
+    ├── SchemaError              the database holds no schema, an older or a newer one
+    └── EmbeddedServerError      the embedded PostgreSQL cannot be started
+
+    Exception
+    ├── NonRetryable             a step's word: this failure is final
+    ├── RetryAfter               a step's word: this failure may be retried after a delay
+    └── Snooze                   a step's word: not yet; try again later, at no cost
+
+    BaseException
+    └── StepCancelled            the run was stopped; raised inside a thread step where it checks
+
+Facts are attributes and the text is built from them, so every error pickles. `code` is stable and kebab-case.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, ClassVar
+
+
+class ComposerError(Exception):
+    """Root of everything Composer raises at a caller."""
+
+    code: ClassVar[str] = "composer-error"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(cls: type[ComposerError], args: tuple[Any, ...], facts: dict[str, Any]) -> ComposerError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(facts)
+    return error
+
+
+class PlanError(ComposerError):
+    """The workflow cannot become a plan. `where` is the user's own line, as file:line."""
+
+    code = "plan-error"
+
+    def __init__(self, problem: str, advice: str = "", where: str = "") -> None:
+        super().__init__(problem, advice, where)
+        self.problem, self.advice, self.where = problem, advice, where
+
+    def __str__(self) -> str:
+        return "\n  ".join(part for part in (self.problem, self.advice, self.where and f"at {self.where}") if part)
+
+
+class PlanTypeError(PlanError, TypeError):
+    """Also a TypeError, for protocols that Python or a library probes: hash(), len(), iter()."""
+
+
+class PlanAttributeError(PlanError, AttributeError):
+    """Also an AttributeError, so that hasattr() and debuggers keep working."""
+
+
+class PayloadError(ComposerError):
+    """A value does not fit its annotation, or would not survive its way through JSON."""
+
+    code = "payload-error"
+
+
+class SettingsError(ComposerError):
+    """A setting is missing, cannot be read, or contradicts another one."""
+
+    code = "settings-error"
+
+
+class _AboutRun(ComposerError):
+    def __init__(self, run_id: str, problem: str, advice: str = "") -> None:
+        super().__init__(run_id, problem, advice)
+        self.run_id, self.problem, self.advice = run_id, problem, advice
+
+    def __str__(self) -> str:
+        return "\n  ".join(part for part in (f"run {self.run_id} {self.problem}", self.advice) if part)
+
+
+class RunNotFound(_AboutRun):
+    """No run of this id in this namespace."""
+
+    code = "run-not-found"
+
+    def __init__(self, run_id: str, namespace: str = "default") -> None:
+        super().__init__(
+            run_id,
+            f"does not exist in namespace {namespace!r}",
+            "Check the id, the database URL and the namespace; runs past their retention are gone.",
+        )
+        self.namespace = namespace
+
+
+class RunEnded(_AboutRun):
+    """The run has ended, so what was asked can no longer happen."""
+
+    code = "run-ended"
+
+
+class RunNotRetryable(_AboutRun):
+    """client.retry() needs a failed run; `status` says what it is instead."""
+
+    code = "run-not-retryable"
+
+    def __init__(self, run_id: str, status: str, problem: str = "", advice: str = "") -> None:
+        super().__init__(
+            run_id,
+            problem or f"is {status}, and only a failed run can be retried",
+            advice or "Start a new run instead.",
+        )
+        self.status = status
+
+
+class IdempotencyConflict(_AboutRun):
+    """The idempotency key belongs to a run that was started with other input."""
+
+    code = "idempotency-conflict"
+
+    def __init__(self, run_id: str, workflow: str, key: str) -> None:
+        super().__init__(
+            run_id,
+            f"of workflow {workflow!r} holds the idempotency key {key!r}, with another input",
+            "The same key always means the same input: use another key for another input, or fetch that run.",
+        )
+        self.workflow, self.key = workflow, key
+
+
+class RunFailed(_AboutRun):
+    """The run failed. `node` is where it began, `error_type`, `message` and `traceback` say how."""
+
+    code = "run-failed"
+
+    def __init__(
+        self,
+        run_id: str,
+        workflow: str,
+        *,
+        failure: str,
+        node: str | None = None,
+        error_type: str = "",
+        message: str = "",
+        traceback: str = "",
+        attempt: int | None = None,
+    ) -> None:
+        where = f" at node {node!r}" if node else ""
+        tries = f" (attempt {attempt})" if attempt else ""
+        text = ": ".join(part for part in (error_type, message) if part)
+        super().__init__(
+            run_id,
+            f"of workflow {workflow!r} failed{where}{tries} [{failure}]: {text}",
+            "client.retry(run_id) resumes it where it stopped, once the cause is mended.",
+        )
+        self.workflow, self.failure, self.node, self.attempt = workflow, failure, node, attempt
+        self.error_type, self.message, self.traceback = error_type, message, traceback
+
+
+class RunCancelled(_AboutRun):
+    """The run was cancelled; `reason` is what the caller of cancel() gave."""
+
+    code = "run-cancelled"
+
+    def __init__(self, run_id: str, workflow: str, reason: str = "") -> None:
+        super().__init__(run_id, f"of workflow {workflow!r} was cancelled" + (f": {reason}" if reason else ""))
+        self.workflow, self.reason = workflow, reason
+
+
+class ResultTimeout(_AboutRun, TimeoutError):
+    """result(timeout=...) ran out; the run itself goes on."""
+
+    code = "result-timeout"
+
+
+class StoreUnavailable(ComposerError):
+    """The database cannot be reached, or refuses work just now. Trying again can help."""
+
+    code = "store-unavailable"
+
+
+class SchemaError(ComposerError):
+    """The database holds no Composer schema, an older one, or one of a newer release."""
+
+    code = "schema-error"
+
+
+class EmbeddedServerError(ComposerError):
+    """The embedded PostgreSQL cannot be started; the text says what to change."""
+
+    code = "embedded-server-error"
+
+
+class NonRetryable(Exception):
+    """Raise it in a step: the failure is final, whatever the retry policy says."""
+
+
+class RetryAfter(Exception):
+    """Raise it in a step: the attempt failed, and the next one shall wait `delay` (seconds or a timedelta)."""
+
+    def __init__(self, delay: float | timedelta, message: str = "") -> None:
+        super().__init__(delay, message)
+        self.delay = delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message or f"retry after {self.delay:g} s"
+
+
+class Snooze(Exception):
+    """Raise it in a step: nothing went wrong, look again after `delay` (seconds or a timedelta). Spends no attempt."""
+
+    def __init__(self, delay: float | timedelta) -> None:
+        super().__init__(delay)
+        self.delay = delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
+
+
+class StepCancelled(BaseException):
+    """The run was stopped. A BaseException, so that `except Exception` in a step does not swallow it."""

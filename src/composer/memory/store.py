@@ -1,0 +1,517 @@
+"""The store in memory: one process, one thread, gone at the end. Held to the same contract suite as PostgreSQL.
+
+Coarse on purpose: every operation is one uninterrupted piece of Python, so atomicity costs nothing and the code can be
+read as the contract's plainest form. Its time comes from a clock that tests may turn.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from composer.core.events import Delivery
+from composer.core.plan import INPUT, Plan
+from composer.core.snapshot import Snapshot
+from composer.core.states import ENDED_RUN, OPEN_TASK, RunStatus, TaskState
+from composer.core.transition import Fence, TaskChange
+from composer.ports.clock import Clock, SystemClock
+from composer.ports.store import (
+    Beat,
+    ClaimedTask,
+    CommitAnswer,
+    CommitAnswers,
+    Due,
+    HistoryRow,
+    NewRun,
+    Renewal,
+    RunCommit,
+    RunHead,
+    RunRecord,
+    StartAnswer,
+    TaskRecord,
+    Verdict,
+    WorkerRecord,
+)
+from composer.ports.wakeups import RunEnd, Wakeups
+
+_NOT_CLAIMED_AGAIN = frozenset({TaskState.LEASED, TaskState.READY, TaskState.DELAYED, TaskState.HELD})
+
+
+@dataclass
+class _Task:
+    node: int
+    item: int
+    step: str
+    queue: str
+    priority: int
+    reads: tuple[int, ...]
+    lease_seconds: float | None
+    created_at: datetime
+    state: TaskState = TaskState.READY
+    attempt: int = 1
+    delivery: int = 0
+    failures: int = 0
+    crashes: int = 0
+    owner: str | None = None
+    lease_expires_at: datetime | None = None
+    wake_at: datetime | None = None
+    output: str | None = None
+    error: str | None = None
+    details: str | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+@dataclass
+class _Run:
+    new: NewRun
+    plan_id: int
+    snapshot: Snapshot
+    created_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None = None
+    starts_at: datetime | None = None
+    deadline_at: datetime | None = None
+    quarantine: str | None = None
+    output: str | None = None
+    error: str | None = None
+    tasks: dict[tuple[int, int], _Task] = field(default_factory=dict[tuple[int, int], _Task])
+    history: list[HistoryRow] = field(default_factory=list[HistoryRow])
+
+
+class MemoryStore:
+    """Runs of one namespace, in this process."""
+
+    def __init__(self, *, namespace: str = "default", clock: Clock | None = None) -> None:
+        self.namespace = namespace
+        self.wakeups = Wakeups()
+        self._clock = clock or SystemClock()
+        self._plans: dict[int, Plan] = {}
+        self._runs: dict[str, _Run] = {}
+        self._keys: dict[tuple[str, str], tuple[str, str]] = {}
+        self._outbox: dict[tuple[str, int, int], int] = {}
+        self._count = 0
+        self._last_id = 0
+        self._workers: dict[str, WorkerRecord] = {}
+
+    async def open(self) -> None:
+        """Nothing to connect to."""
+
+    async def close(self) -> None:
+        """Nothing to give back."""
+
+    def twin(self) -> None:
+        """One loop only."""
+
+    async def listen(self) -> None:
+        """There are no other processes."""
+
+    async def mint_run_ids(self, count: int) -> list[str]:
+        """New run ids, rising."""
+        ids: list[str] = []
+        for _ in range(count):
+            self._last_id = max(int(self._clock.now().timestamp() * 1000) << 12, self._last_id + 1)
+            value = (
+                (self._last_id >> 12 << 80)
+                | (7 << 76)
+                | ((self._last_id & 0xFFF) << 64)
+                | (2 << 62)
+                | random.getrandbits(62)
+            )
+            ids.append(str(uuid.UUID(int=value)))
+        return ids
+
+    async def register_plan(self, plan: Plan) -> int:
+        """The plan's id here."""
+        for plan_id, known in self._plans.items():
+            if known is plan or known.text == plan.text:
+                return plan_id
+        self._plans[len(self._plans) + 1] = plan
+        return len(self._plans)
+
+    async def load_plan(self, plan_id: int) -> Plan:
+        """A stored plan."""
+        return self._plans[plan_id]
+
+    # -- runs --------------------------------------------------------------------------------------------
+    async def start_runs(self, runs: Sequence[NewRun], *, owner: str = "", lease: float = 0.0) -> list[StartAnswer]:
+        """Stores new runs with their root tasks."""
+        now = self._clock.now()
+        answers: list[StartAnswer] = []
+        for new in runs:
+            holder, digest = new.run_id, new.digest
+            if new.key is not None:
+                holder, digest = self._keys.setdefault((new.workflow, new.key), (new.run_id, new.digest))
+            created = holder == new.run_id and new.run_id not in self._runs
+            answers.append(StartAnswer(holder, created, digest, now.timestamp()))
+            if not created:
+                continue
+            made = new.transition
+            run = _Run(new, new.plan_id, made.run, now, now)
+            if new.is_scheduled:
+                run.starts_at = new.starts_at or now + timedelta(seconds=new.starts_in or 0.0)
+            elif new.plan.timeout is not None:
+                run.deadline_at = now + timedelta(seconds=new.plan.timeout)
+            if made.result is not None:
+                run.output, run.error = made.result.output, made.result.error
+            if made.ends_run:
+                run.finished_at = now
+            self._runs[new.run_id] = run
+            run.history.append(HistoryRow(1, now, made.history))
+            self._open_tasks(new.run_id, run, made.starts, new.leased, owner, lease)
+            if run.starts_at or run.deadline_at:
+                self.wakeups.timer_set()
+        return answers
+
+    def _open_tasks(
+        self, run_id: str, run: _Run, starts: Sequence[Any], leased: Collection[int], owner: str, lease: float
+    ) -> None:
+        now = self._clock.now()
+        plan = self._plans[run.plan_id]
+        for start in starts:
+            node = plan.nodes[start.node]
+            old = run.tasks.get((start.node, start.item))
+            priority = max(-100, min(100, node.options.priority + run.new.priority))
+            task = _Task(
+                start.node,
+                start.item,
+                node.step,
+                node.options.queue,
+                priority,
+                node.reads,
+                node.options.heartbeat_timeout,
+                now,
+            )
+            if old is not None:
+                task.attempt, task.delivery, task.created_at = old.attempt + 1, old.delivery, old.created_at
+            run.tasks[start.node, start.item] = task
+            if start.node in leased:
+                self._lease(task, owner, lease)
+            else:
+                self._put_out(run_id, task)
+
+    def _put_out(self, run_id: str, task: _Task) -> None:
+        self._count += 1
+        self._outbox[run_id, task.node, task.item] = self._count
+        self.wakeups.tasks_ready((task.queue,))
+
+    def _lease(self, task: _Task, owner: str, lease: float) -> None:
+        now = self._clock.now()
+        task.state, task.owner = TaskState.LEASED, owner
+        task.delivery += 1
+        task.started_at = now
+        task.lease_expires_at = now + timedelta(seconds=task.lease_seconds or lease)
+
+    async def claim_tasks(
+        self, *, queues: Sequence[str], steps: Collection[str], limit: int, owner: str, lease: float
+    ) -> list[ClaimedTask]:
+        """Leases ready tasks."""
+        now = self._clock.now()
+        waiting: list[tuple[int, int, int, str, _Run, _Task]] = []
+        for (run_id, node, item), order in list(self._outbox.items()):
+            run = self._runs[run_id]
+            task = run.tasks[node, item]
+            if task.state is not TaskState.READY:
+                del self._outbox[run_id, node, item]
+            elif task.queue in queues and task.step in steps and run.quarantine is None:
+                if run.deadline_at is None or run.deadline_at > now:
+                    waiting.append((queues.index(task.queue), -task.priority, order, run_id, run, task))
+        claimed: list[ClaimedTask] = []
+        for _, _, _, run_id, run, task in sorted(waiting, key=lambda each: each[:3])[:limit]:
+            del self._outbox[run_id, task.node, task.item]
+            self._lease(task, owner, lease)
+            claimed.append(self._claimed(run_id, run, task))
+        return claimed
+
+    def _claimed(self, run_id: str, run: _Run, task: _Task) -> ClaimedTask:
+        values = {node: text for node in task.reads if (text := self._value(run, node)) is not None}
+        return ClaimedTask(self._head(run_id, run), self._delivery(task), task.step, values, None, task.details)
+
+    @staticmethod
+    def _value(run: _Run, node: int) -> str | None:
+        if node == INPUT:
+            return run.new.input
+        task = run.tasks.get((node, -1))
+        return task.output if task is not None and task.state is TaskState.COMPLETED else None
+
+    @staticmethod
+    def _head(run_id: str, run: _Run) -> RunHead:
+        return RunHead(run_id, run.plan_id, run.snapshot, run.new.priority)
+
+    @staticmethod
+    def _delivery(task: _Task) -> Delivery:
+        at = task.started_at.timestamp() if task.started_at else 0.0
+        return Delivery(
+            task.node, task.attempt, task.delivery, task.item, task.failures, task.crashes, task.owner or "", at
+        )
+
+    async def commit(self, commits: Sequence[RunCommit], *, owner: str = "", lease: float = 0.0) -> CommitAnswers:
+        """Applies transitions, each guarded by its run's version and its tasks' fences."""
+        answers = [self._commit(commit, owner, lease) for commit in commits]
+        return CommitAnswers(answers, self._clock.now().timestamp())
+
+    def _commit(self, commit: RunCommit, owner: str, lease: float) -> CommitAnswer:
+        run_id, made = commit.run_id, commit.transition
+        run = self._runs.get(run_id)
+        if run is None:
+            return CommitAnswer(run_id, Verdict.GONE)
+        if run.quarantine is not None:
+            return CommitAnswer(run_id, Verdict.QUARANTINED)
+        if run.snapshot.version != made.run.version - 1:
+            return CommitAnswer(run_id, Verdict.LOST, run.snapshot)
+        stale = frozenset((c.node, c.item) for c in made.changes if not self._holds(run, c, rare=made.is_rare))
+        if stale:
+            return CommitAnswer(run_id, Verdict.STALE, run.snapshot, stale)
+        now = self._clock.now()
+        run.snapshot, run.updated_at, run.plan_id = made.run, now, commit.plan_id
+        run.finished_at = now if made.ends_run else None
+        if made.restarts:
+            run.deadline_at = None if commit.deadline_in is None else now + timedelta(seconds=commit.deadline_in)
+        if made.result is not None:
+            run.output, run.error = made.result.output, made.result.error
+        timer = commit.deadline_in is not None
+        for change in made.changes:
+            task = run.tasks[change.node, change.item]
+            self._outbox.pop((run_id, task.node, task.item), None)
+            task.state, task.owner, task.lease_expires_at = change.state, None, None
+            task.attempt += change.attempt_add
+            task.delivery += change.delivery_add
+            task.failures += change.failures_add
+            task.crashes += change.crashes_add
+            task.output, task.error = change.output, change.error
+            task.details = change.details or task.details
+            task.wake_at = None if change.delay is None else now + timedelta(seconds=change.delay)
+            timer = timer or change.delay is not None
+            task.finished_at = None if task.state in OPEN_TASK else now
+            if task.state is TaskState.READY:
+                self._put_out(run_id, task)
+        if made.stops_open_tasks:
+            for task in run.tasks.values():
+                if task.state in OPEN_TASK:
+                    self._outbox.pop((run_id, task.node, task.item), None)
+                    task.state, task.owner, task.lease_expires_at, task.wake_at = TaskState.CANCELLED, None, None, None
+                    task.finished_at = now
+            self.wakeups.run_stopped(run_id)
+        self._open_tasks(run_id, run, made.starts, commit.leased, owner, lease)
+        run.history.append(HistoryRow(made.run.version, now, made.history))
+        if timer:
+            self.wakeups.timer_set()
+        if made.ends_run:
+            self.wakeups.run_ended(run_id, RunEnd(run_id, made.run.status.value, run.output, run.error))
+        return CommitAnswer(run_id, Verdict.WON, leased=commit.leased)
+
+    def _holds(self, run: _Run, change: TaskChange, *, rare: bool) -> bool:
+        task = run.tasks.get((change.node, change.item))
+        if task is None or (task.attempt, task.delivery) != (change.attempt, change.delivery):
+            return False
+        if change.fence is Fence.EXPIRY:
+            return (
+                task.state is TaskState.LEASED
+                and task.lease_expires_at is not None
+                and task.lease_expires_at < self._clock.now()
+            )
+        return task.state in _NOT_CLAIMED_AGAIN
+
+    async def load_heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
+        """Runs as they are now."""
+        return {run_id: self._head(run_id, self._runs[run_id]) for run_id in run_ids if run_id in self._runs}
+
+    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
+        """Outputs of completed nodes."""
+        found: dict[tuple[str, int], str] = {}
+        for run_id, node in wanted:
+            if run_id in self._runs and (text := self._value(self._runs[run_id], node)) is not None:
+                found[run_id, node] = text
+        return found
+
+    async def leased_to(self, owner: str, run_ids: Sequence[str]) -> list[ClaimedTask]:
+        """Tasks of these runs that `owner` holds."""
+        return [
+            self._claimed(run_id, self._runs[run_id], task)
+            for run_id in run_ids
+            if run_id in self._runs
+            for task in self._runs[run_id].tasks.values()
+            if task.state is TaskState.LEASED and task.owner == owner
+        ]
+
+    async def renew(self, beats: Sequence[Beat], *, owner: str) -> list[Renewal]:
+        """Extends leases and keeps heartbeat details."""
+        return [self._renew(beat) for beat in beats]
+
+    def _renew(self, beat: Beat) -> Renewal:
+        run = self._runs.get(beat.run_id)
+        task = run.tasks.get((beat.task.node, beat.task.item)) if run else None
+        if task is None:
+            return Renewal.LOST
+        current = (task.attempt, task.delivery) == (beat.task.attempt, beat.task.delivery)
+        if current and task.state is TaskState.LEASED:
+            task.lease_expires_at = self._clock.now() + timedelta(seconds=beat.lease)
+            task.details = beat.details if beat.details is not None else task.details
+            return Renewal.OWNED
+        if current and task.state in _NOT_CLAIMED_AGAIN:
+            return Renewal.EXPIRED
+        return Renewal.CANCELLED if task.state is TaskState.CANCELLED else Renewal.LOST
+
+    # -- what the coordinator's loops ask -----------------------------------------------------------------
+    async def expired_tasks(self, limit: int) -> list[tuple[RunHead, Delivery]]:
+        """Leased tasks whose lease is over."""
+        now = self._clock.now()
+        found = [
+            (task.lease_expires_at, run_id, run, task)
+            for run_id, run in self._runs.items()
+            if run.quarantine is None
+            for task in run.tasks.values()
+            if task.state is TaskState.LEASED and task.lease_expires_at is not None and task.lease_expires_at < now
+        ]
+        found.sort(key=lambda each: each[0])
+        return [(self._head(run_id, run), self._delivery(task)) for _, run_id, run, task in found[:limit]]
+
+    async def move_due_tasks(self, limit: int) -> int:
+        """Makes delayed tasks that are due ready."""
+        now, moved = self._clock.now(), 0
+        for run_id, run in self._runs.items():
+            for task in run.tasks.values():
+                if (
+                    task.state is TaskState.DELAYED
+                    and task.wake_at is not None
+                    and task.wake_at <= now
+                    and moved < limit
+                ):
+                    task.state, task.wake_at = TaskState.READY, None
+                    self._put_out(run_id, task)
+                    moved += 1
+        return moved
+
+    async def due_runs(self, limit: int) -> list[Due]:
+        """Runs whose start or deadline has come."""
+        now = self._clock.now()
+        due: list[Due] = []
+        for run_id, run in self._runs.items():
+            if run.quarantine is not None:
+                continue
+            status = run.snapshot.status
+            if status is RunStatus.SCHEDULED and run.starts_at is not None and run.starts_at <= now:
+                due.append(Due(self._head(run_id, run), "start"))
+            elif status is RunStatus.RUNNING and run.deadline_at is not None and run.deadline_at <= now:
+                due.append(Due(self._head(run_id, run), "deadline"))
+        return due[:limit]
+
+    async def next_due_in(self) -> float | None:
+        """Seconds until the next thing comes due."""
+        moments: list[datetime | None] = []
+        for run in self._runs.values():
+            status = run.snapshot.status
+            if run.quarantine is not None or status in ENDED_RUN:
+                continue
+            moments.append(run.starts_at if status is RunStatus.SCHEDULED else run.deadline_at)
+            for task in run.tasks.values():
+                moments.append(task.wake_at)
+        known = [moment for moment in moments if moment is not None]
+        return max(0.0, (min(known) - self._clock.now()).total_seconds()) if known else None
+
+    async def repair_outbox(self, limit: int, older_than: float) -> tuple[int, int]:
+        """Puts lost dispatches back, removes dead ones."""
+        put = removed = 0
+        before = self._clock.now() - timedelta(seconds=older_than)
+        for run_id, run in self._runs.items():
+            for (node, item), task in run.tasks.items():
+                key = (run_id, node, item)
+                if task.state is not TaskState.READY and key in self._outbox:
+                    del self._outbox[key]
+                    removed += 1
+                elif (
+                    task.state is TaskState.READY
+                    and key not in self._outbox
+                    and run.updated_at < before
+                    and put < limit
+                ):
+                    self._put_out(run_id, task)
+                    put += 1
+        return put, removed
+
+    async def quarantine(self, run_id: str, version: int, reason: str) -> bool:
+        """Takes a run out of every loop."""
+        run = self._runs.get(run_id)
+        if run is None or run.snapshot.version != version or run.quarantine is not None:
+            return False
+        run.quarantine = reason
+        for key in [key for key in self._outbox if key[0] == run_id]:
+            del self._outbox[key]
+        return True
+
+    # -- what people ask -----------------------------------------------------------------------------------
+    async def run_ends(self, run_ids: Sequence[str]) -> dict[str, RunEnd]:
+        """Status, output and error of runs."""
+        runs = {run_id: self._runs[run_id] for run_id in run_ids if run_id in self._runs}
+        return {i: RunEnd(i, run.snapshot.status.value, run.output, run.error) for i, run in runs.items()}
+
+    async def get_run(self, run_id: str) -> RunRecord | None:
+        """A run with its tasks."""
+        run = self._runs.get(run_id)
+        if run is None:
+            return None
+        return RunRecord(
+            head=self._head(run_id, run),
+            workflow=run.new.workflow,
+            namespace=self.namespace,
+            priority=run.new.priority,
+            tags=dict(run.new.tags),
+            quarantine=run.quarantine,
+            created_at=run.created_at,
+            updated_at=run.updated_at,
+            finished_at=run.finished_at,
+            starts_at=run.starts_at,
+            deadline_at=run.deadline_at,
+            input=run.new.input,
+            output=run.output,
+            error=run.error,
+            tasks=[self._record(run.tasks[key]) for key in sorted(run.tasks) if key[1] < 0],
+        )
+
+    @staticmethod
+    def _record(task: _Task) -> TaskRecord:
+        return TaskRecord(
+            node=task.node, item=task.item, state=task.state.value, attempt=task.attempt, delivery=task.delivery,
+            failures=task.failures, crashes=task.crashes, queue=task.queue, owner=task.owner, output=task.output,
+            error=task.error, details=task.details, created_at=task.created_at, started_at=task.started_at,
+            finished_at=task.finished_at, wake_at=task.wake_at, lease_expires_at=task.lease_expires_at,
+        )  # fmt: skip
+
+    async def history(self, run_id: str) -> list[HistoryRow]:
+        """Every transition of the run."""
+        return list(self._runs[run_id].history) if run_id in self._runs else []
+
+    # -- who is alive: nobody else can be in this process -------------------------------------------------
+    async def register_worker(self, worker: WorkerRecord, *, ttl: float) -> None:
+        """Remembers the worker."""
+        self._workers[worker.worker_id] = worker
+
+    async def forget_worker(self, worker_id: str) -> None:
+        """Forgets the worker."""
+        self._workers.pop(worker_id, None)
+
+    async def expire_leases_of_gone(self, host: str, boot_id: str, alive: Collection[tuple[int, float]]) -> list[str]:
+        """Ends at once the leases of registered workers that are gone."""
+        gone = [
+            worker.worker_id
+            for worker in self._workers.values()
+            if (worker.host, worker.boot_id) == (host, boot_id)
+            and not any(pid == worker.pid and abs(start - worker.started_at) < 0.5 for pid, start in alive)
+        ]
+        for worker_id in gone:
+            del self._workers[worker_id]
+            for run in self._runs.values():
+                for task in run.tasks.values():
+                    if task.state is TaskState.LEASED and task.owner == worker_id:
+                        task.lease_expires_at = datetime.fromtimestamp(0, self._clock.now().tzinfo)
+        return gone
+
+    async def set_sleeping(self, sleeper: str, *, asleep: bool, ttl: float) -> None:
+        """Everybody who sleeps here is rung directly."""
+
+    async def make_partitions(self) -> None:
+        """Nothing to partition."""

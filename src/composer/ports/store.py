@@ -1,0 +1,377 @@
+"""Store: where runs live. Two implementations, memory and PostgreSQL, are held to one contract suite.
+
+Rules every implementation keeps:
+
+- All changes to a run compare and swap its version. `commit` is atomic a run: everything a transition asks for, or
+  nothing. A version grows by one a transition.
+- A change to a task counts only under its fence (core.transition.Fence); one bad fence loses the whole run's commit.
+- Only `commit` ever waits for a lock, and only on runs taken in id order, so nothing can deadlock. Claims, renewals
+  and sweeps pass over what somebody else holds.
+- Moments are the store's own: callers give durations.
+- Payloads are JSON texts and come back as they were given.
+
+Errors: StoreUnavailable when the database cannot be reached or refuses work (trying again can help). After it, a
+`commit` may or may not have happened: submit it again, the fence answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Protocol
+
+from composer.core.events import Delivery
+from composer.core.plan import Plan
+from composer.core.snapshot import Snapshot
+from composer.core.transition import Transition
+from composer.ports.wakeups import RunEnd, Wakeups
+
+
+@dataclass(frozen=True, slots=True)
+class RunHead:
+    """What a decision needs of a stored run."""
+
+    run_id: str
+    plan_id: int
+    snapshot: Snapshot
+    priority: int = 0
+    """What its tasks inherit."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """A run to be stored, with the transition that starts it (version 1)."""
+
+    run_id: str
+    workflow: str
+    plan_id: int
+    plan: Plan
+    transition: Transition
+    input: str
+    key: str | None = None
+    """Idempotency key, unique within (namespace, workflow)."""
+    digest: str = ""
+    """Digest of workflow name and input: what a second start with the same key is compared by."""
+    priority: int = 0
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    starts_in: float | None = None
+    """Seconds until it starts; the transition then starts nothing."""
+    starts_at: datetime | None = None
+    """The moment it starts, instead. With neither it starts now."""
+    leased: frozenset[int] = frozenset()
+    """Nodes whose tasks go to `owner` at once."""
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether it starts later."""
+        return self.starts_in is not None or self.starts_at is not None
+
+
+@dataclass(frozen=True, slots=True)
+class StartAnswer:
+    """Which run has the key, whether this call made it, and the digest it was first started with."""
+
+    run_id: str
+    created: bool
+    digest: str
+    claimed_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedTask:
+    """A leased task with everything its body needs."""
+
+    run: RunHead
+    task: Delivery
+    step: str
+    values: Mapping[int, str]
+    """Outputs of the nodes its arguments read, as stored; INPUT for the run's input."""
+    input: str | None = None
+    """The item, for a map item."""
+    details: str | None = None
+    """What the last heartbeat of any attempt left, as JSON text."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunCommit:
+    """One run's share of a commit."""
+
+    run_id: str
+    plan_id: int
+    plan: Plan
+    transition: Transition
+    priority: int = 0
+    leased: frozenset[int] = frozenset()
+    """Nodes whose new tasks go to the committing owner at once, instead of into the outbox."""
+    deadline_in: float | None = None
+    """With a transition that restarts the run: seconds until its new deadline; None leaves it without one."""
+
+
+class Verdict(StrEnum):
+    """What became of one run's commit."""
+
+    WON = "won"
+    LOST = "lost"
+    """The version was not the expected one: decide again on `now`."""
+    STALE = "stale"
+    """A fence was not met: drop the changes at `stale`, decide the rest again on `now`."""
+    GONE = "gone"
+    """There is no such run."""
+    QUARANTINED = "quarantined"
+    """The run was taken out of every loop; what is reported of it now waits for nothing and is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitAnswer:
+    """What became of one run's commit."""
+
+    run_id: str
+    verdict: Verdict
+    now: Snapshot | None = None
+    stale: frozenset[tuple[int, int]] = frozenset()
+    """(node, item) of the changes whose fence was not met."""
+    leased: frozenset[int] = frozenset()
+    """Of the nodes that were to be handed over at once, those that were."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitAnswers:
+    """Answers in the order of the commits, and the database's time, in seconds since the epoch."""
+
+    answers: Sequence[CommitAnswer]
+    at: float
+
+
+class Renewal(StrEnum):
+    """What a renewal found."""
+
+    OWNED = "owned"
+    BUSY = "busy"
+    """Somebody is changing the task just now: ask again, the lease still runs."""
+    EXPIRED = "expired"
+    """The sweep put it back and nobody has claimed it yet: a report is still heard."""
+    CANCELLED = "cancelled"
+    LOST = "lost"
+    """Another worker has it, or it has ended: stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """One lease to renew: the delivery, for how long, and what a heartbeat wants kept."""
+
+    run_id: str
+    task: Delivery
+    lease: float
+    details: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecord:
+    """A task row, for people."""
+
+    node: int
+    item: int
+    state: str
+    attempt: int
+    delivery: int
+    failures: int
+    crashes: int
+    queue: str
+    owner: str | None
+    output: str | None
+    error: str | None
+    details: str | None
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    wake_at: datetime | None
+    lease_expires_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run row with its tasks, for people."""
+
+    head: RunHead
+    workflow: str
+    namespace: str
+    priority: int
+    tags: Mapping[str, str]
+    quarantine: str | None
+    created_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None
+    starts_at: datetime | None
+    deadline_at: datetime | None
+    input: str
+    output: str | None
+    error: str | None
+    tasks: Sequence[TaskRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRow:
+    """One transition of a run, as stored."""
+
+    version: int
+    at: datetime
+    changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A run with something that has come due: its start or its deadline."""
+
+    head: RunHead
+    kind: str
+    """"start" or "deadline"."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """One incarnation of a worker process: never a name that a later process could have too."""
+
+    worker_id: str
+    host: str
+    boot_id: str
+    """Differs between boots and machines, so that a pid is only ever compared where it means something."""
+    pid: int
+    started_at: float
+    """Start of the process on its own machine, to tell a recycled pid from the same process."""
+    queues: Sequence[str]
+    steps: Sequence[str]
+
+
+class Store(Protocol):
+    """The runs of one namespace. See the module's docstring for the rules."""
+
+    namespace: str
+    wakeups: Wakeups
+
+    async def open(self) -> None:
+        """Connects. Idempotent. Raises StoreUnavailable, SchemaError."""
+        ...
+
+    async def close(self) -> None:
+        """Gives back every connection. Idempotent."""
+        ...
+
+    def twin(self) -> Store | None:
+        """Another handle on the same runs, for another event loop; None when this store belongs to one loop only."""
+        ...
+
+    async def listen(self) -> None:
+        """Feeds what other processes announce into `wakeups`, until cancelled. Returns at once where there is nothing to hear."""
+        ...
+
+    async def mint_run_ids(self, count: int) -> list[str]:
+        """New run ids: UUIDv7 on the database's clock, rising."""
+        ...
+
+    async def register_plan(self, plan: Plan) -> int:
+        """The plan's id here; stores it when it is new. The same plan always has the same id."""
+        ...
+
+    async def load_plan(self, plan_id: int) -> Plan:
+        """A stored plan. Raises KeyError."""
+        ...
+
+    async def start_runs(self, runs: Sequence[NewRun], *, owner: str = "", lease: float = 0.0) -> list[StartAnswer]:
+        """Stores new runs, in one statement. One answer a run, in order. A key that is taken answers with its run.
+
+        Starting the same run id again changes nothing and answers `created` as the store finds it: False.
+        """
+        ...
+
+    async def claim_tasks(
+        self, *, queues: Sequence[str], steps: Collection[str], limit: int, owner: str, lease: float
+    ) -> list[ClaimedTask]:
+        """Leases up to `limit` ready tasks of these steps, by queue order, then priority, then age. Never waits.
+
+        `lease` is in seconds, for steps without a heartbeat_timeout of their own.
+        """
+        ...
+
+    async def commit(self, commits: Sequence[RunCommit], *, owner: str = "", lease: float = 0.0) -> CommitAnswers:
+        """Applies transitions, each run once, all in one statement. Waits for run rows in id order."""
+        ...
+
+    async def load_heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
+        """Runs as they are now; those that do not exist are left out."""
+        ...
+
+    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
+        """Outputs of completed nodes, by (run id, node); INPUT gives the run's input."""
+        ...
+
+    async def leased_to(self, owner: str, run_ids: Sequence[str]) -> list[ClaimedTask]:
+        """Tasks of these runs that `owner` holds: what a commit with an unknown outcome may have handed over."""
+        ...
+
+    async def renew(self, beats: Sequence[Beat], *, owner: str) -> list[Renewal]:
+        """Extends leases and keeps heartbeat details, in one statement. One answer a beat, in order. Never waits."""
+        ...
+
+    async def expired_tasks(self, limit: int) -> list[tuple[RunHead, Delivery]]:
+        """Leased tasks whose lease is over, oldest first. Takes no locks: the commit's fence looks again."""
+        ...
+
+    async def move_due_tasks(self, limit: int) -> int:
+        """Makes up to `limit` delayed tasks that are due ready; returns how many. Never waits."""
+        ...
+
+    async def due_runs(self, limit: int) -> list[Due]:
+        """Runs whose start or deadline has come. Takes no locks: the commit's version looks again."""
+        ...
+
+    async def next_due_in(self) -> float | None:
+        """Seconds until the next delayed task, start or deadline; 0.0 when overdue, None when there is none."""
+        ...
+
+    async def repair_outbox(self, limit: int, older_than: float) -> tuple[int, int]:
+        """Puts ready tasks without an outbox row back into it, and removes outbox rows whose task is not ready.
+
+        Looks at tasks untouched for `older_than` seconds. Returns (put back, removed).
+        """
+        ...
+
+    async def run_ends(self, run_ids: Sequence[str]) -> dict[str, RunEnd]:
+        """Status, output and error of runs, ended or not; those that do not exist are left out."""
+        ...
+
+    async def get_run(self, run_id: str) -> RunRecord | None:
+        """A run with its tasks (no map items), or None."""
+        ...
+
+    async def history(self, run_id: str) -> list[HistoryRow]:
+        """Every transition of the run, in version order."""
+        ...
+
+    async def quarantine(self, run_id: str, version: int, reason: str) -> bool:
+        """Takes a run that cannot be decided out of every loop, if it is still at `version`. Nothing is lost."""
+        ...
+
+    async def register_worker(self, worker: WorkerRecord, *, ttl: float) -> None:
+        """Says that this incarnation lives, and what it serves, for `ttl` seconds."""
+        ...
+
+    async def forget_worker(self, worker_id: str) -> None:
+        """Says that this incarnation has ended."""
+        ...
+
+    async def expire_leases_of_gone(self, host: str, boot_id: str, alive: Collection[tuple[int, float]]) -> list[str]:
+        """Ends at once the leases of registered workers of this host and boot that are not among `alive` (pid, start).
+
+        Returns their worker ids.
+        """
+        ...
+
+    async def set_sleeping(self, sleeper: str, *, asleep: bool, ttl: float) -> None:
+        """Says whether somebody of this process sleeps and wants to be notified."""
+        ...
+
+    async def make_partitions(self) -> None:
+        """Makes the history partitions of the months ahead. Safe to call from many replicas."""
+        ...

@@ -1,0 +1,141 @@
+"""Wake-ups inside one process: who sleeps, and what ends the sleep.
+
+A wake-up only shortens a wait: whoever waits also polls, so losing one costs time and nothing else. The store rings
+after its own commits; the PostgreSQL adapter also rings for what other processes announce. Everything here belongs
+to one event loop; other threads come in through `anyio.from_thread`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import anyio
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """How a run ended, as far as the ringer knows; the texts are as stored."""
+
+    run_id: str
+    status: str
+    output: str | None
+    error: str | None
+
+
+class Bell:
+    """Rings once for everybody who waits now, and for the next one who comes if nobody does."""
+
+    __slots__ = ("_event", "_rung")
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+        self._rung = False
+
+    def ring(self) -> None:
+        """End the current wait, or the next."""
+        self._rung = True
+        self._event.set()
+
+    async def wait(self, timeout: float | None) -> bool:
+        """Whether it rang within `timeout` seconds (None waits for ever). Ringing before the call counts."""
+        if not self._rung:
+            with anyio.move_on_after(timeout):
+                await self._event.wait()
+        rang, self._rung = self._rung, False
+        if rang:
+            self._event = anyio.Event()
+        return rang
+
+
+class Wakeups:
+    """Everything somebody in this process can wait for."""
+
+    def __init__(self) -> None:
+        self._ready: dict[Bell, frozenset[str]] = {}
+        self._timers: set[Bell] = set()
+        self._ends: dict[str, list[Callable[[RunEnd | None], None]]] = {}
+        self._stops: set[Callable[[str], None]] = set()
+
+    # -- ringing -----------------------------------------------------------------------------------------
+    def tasks_ready(self, queues: Iterable[str]) -> None:
+        """Tasks of these queues can be claimed."""
+        wanted = frozenset(queues)
+        for bell, serves in self._ready.items():
+            if not serves.isdisjoint(wanted):
+                bell.ring()
+
+    def timer_set(self) -> None:
+        """Something becomes due later that may be sooner than all before."""
+        for bell in self._timers:
+            bell.ring()
+
+    def run_ended(self, run_id: str, end: RunEnd | None) -> None:
+        """The run has ended; `end` when this process knows how."""
+        for heard in self._ends.get(run_id, ()):
+            heard(end)
+
+    def run_stopped(self, run_id: str) -> None:
+        """The run was stopped: bodies that still run for it should end."""
+        for heard in tuple(self._stops):
+            heard(run_id)
+
+    def everything(self) -> None:
+        """All may have changed, as after a lost connection: everybody looks again."""
+        for bell in (*self._ready, *self._timers):
+            bell.ring()
+        self.look_for_ends()
+
+    def look_for_ends(self) -> None:
+        """Any run may have ended: whoever waits for one looks."""
+        for waiting in tuple(self._ends.values()):
+            for heard in tuple(waiting):
+                heard(None)
+
+    # -- listening ---------------------------------------------------------------------------------------
+    @contextmanager
+    def on_tasks(self, queues: Iterable[str]) -> Iterator[Bell]:
+        """A bell for tasks of these queues."""
+        bell = Bell()
+        self._ready[bell] = frozenset(queues)
+        try:
+            yield bell
+        finally:
+            del self._ready[bell]
+
+    @contextmanager
+    def on_timers(self) -> Iterator[Bell]:
+        """A bell for new timers."""
+        bell = Bell()
+        self._timers.add(bell)
+        try:
+            yield bell
+        finally:
+            self._timers.discard(bell)
+
+    @contextmanager
+    def on_end(self, run_id: str, heard: Callable[[RunEnd | None], None]) -> Iterator[None]:
+        """Calls `heard` when the run ends, or when it may have: None says to look."""
+        self._ends.setdefault(run_id, []).append(heard)
+        try:
+            yield
+        finally:
+            waiting = self._ends[run_id]
+            waiting.remove(heard)
+            if not waiting:
+                del self._ends[run_id]
+
+    @contextmanager
+    def on_stops(self, heard: Callable[[str], None]) -> Iterator[None]:
+        """Calls `heard` with the id of every run that is stopped."""
+        self._stops.add(heard)
+        try:
+            yield
+        finally:
+            self._stops.discard(heard)
+
+    @property
+    def awaited_runs(self) -> bool:
+        """Whether anybody here waits for the end of a run."""
+        return bool(self._ends)

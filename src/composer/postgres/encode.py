@@ -1,0 +1,120 @@
+"""Transitions as statement parameters: one encoder a commit statement. Columns, because the statements unnest arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from json import dumps
+from typing import Any
+
+from composer.core.plan import Node
+from composer.core.states import TaskState
+from composer.ports.store import NewRun, RunCommit
+
+_READY, _LEASED = TaskState.READY.value, TaskState.LEASED.value
+
+
+@lru_cache(maxsize=65_536)
+def reads_text(reads: tuple[int, ...]) -> str:
+    """An int[] literal: arrays of arrays must be rectangular, arrays of literals need not be."""
+    return "{" + ",".join(map(str, reads)) + "}"
+
+
+def task_priority(node: Node, run_priority: int) -> int:
+    """A task's priority: its node's, raised by its run's, within the bounds of both."""
+    return max(-100, min(100, node.options.priority + run_priority))
+
+
+def columns(rows: Sequence[Sequence[Any]], count: int) -> list[list[Any]]:
+    """Rows turned into `count` columns."""
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(count)]
+
+
+def encode_start(namespace: str, runs: Sequence[NewRun], owner: str, lease: float) -> list[Any]:
+    """Parameters of start.sql."""
+    heads: list[tuple[Any, ...]] = []
+    tasks: list[tuple[Any, ...]] = []
+    for run in runs:
+        change = run.transition
+        result = change.result
+        heads.append(
+            (
+                run.run_id, run.workflow, run.key, run.digest, run.plan_id, change.run.status.value, change.run.letters.text,
+                change.run.counters.encode(), run.input, result and result.output, result and result.error, change.history_text,
+                run.priority, _tags(run), run.starts_in, run.starts_at, None if run.is_scheduled else run.plan.timeout,
+            )
+        )  # fmt: skip
+        for start in change.starts:
+            state = _LEASED if start.node in run.leased else _READY
+            tasks.append(_new_task(run.run_id, run.plan.nodes[start.node], run.priority, state))
+    return [namespace, *columns(heads, 17), *columns(tasks, 8), owner, lease]
+
+
+def _tags(run: NewRun) -> str:
+    return dumps(dict(run.tags), sort_keys=True) if run.tags else "{}"
+
+
+def _new_task(run_id: str, node: Node, priority: int, state: str) -> tuple[Any, ...]:
+    options = node.options
+    return (
+        run_id, node.index, node.step, options.queue, task_priority(node, priority), reads_text(node.reads), state,
+        options.heartbeat_timeout,
+    )  # fmt: skip
+
+
+def encode_steps(namespace: str, commits: Sequence[RunCommit], owner: str, lease: float) -> list[Any]:
+    """Parameters of commit_steps.sql."""
+    heads: list[tuple[Any, ...]] = []
+    results: list[tuple[Any, ...]] = []
+    changes: list[tuple[Any, ...]] = []
+    tasks: list[tuple[Any, ...]] = []
+    for commit in commits:
+        made, run_id = commit.transition, commit.run_id
+        run = made.run
+        heads.append(
+            (run_id, run.version - 1, run.status.value, run.letters.text, run.counters.encode(), made.history_text)
+        )
+        if made.result is not None:
+            results.append((run_id, made.result.output, made.result.error))
+        for c in made.changes:
+            changes.append(
+                (
+                    run_id, c.node, c.item, c.attempt, c.delivery, c.state.value, c.attempt_add, c.delivery_add, c.failures_add, c.output, c.error, c.delay, c.details)
+            )  # fmt: skip
+        nodes, leased = commit.plan.nodes, commit.leased
+        for start in made.starts:
+            state = _LEASED if start.node in leased else _READY
+            tasks.append(_new_task(run_id, nodes[start.node], commit.priority, state))
+    return [
+        namespace, *columns(heads, 6), *columns(results, 3), *columns(changes, 13), *columns(tasks, 8), owner, lease,
+    ]  # fmt: skip
+
+
+def encode_rare(namespace: str, commits: Sequence[RunCommit]) -> list[Any]:
+    """Parameters of commit_rare.sql."""
+    heads: list[tuple[Any, ...]] = []
+    results: list[tuple[Any, ...]] = []
+    changes: list[tuple[Any, ...]] = []
+    tasks: list[tuple[Any, ...]] = []
+    for commit in commits:
+        made, run_id = commit.transition, commit.run_id
+        run = made.run
+        heads.append(
+            (
+                run_id, run.version - 1, run.status.value, run.letters.text, run.counters.encode(), made.history_text,
+                commit.plan_id, made.restarts, commit.deadline_in, made.stops_open_tasks,
+            )
+        )  # fmt: skip
+        if made.result is not None:
+            results.append((run_id, made.result.output, made.result.error))
+        for c in made.changes:
+            changes.append(
+                (
+                    run_id, c.node, c.item, int(c.fence), c.attempt, c.delivery, c.state.value, c.attempt_add, c.delivery_add,
+                    c.failures_add, c.crashes_add, c.output, c.error, c.delay, c.details,
+                )
+            )  # fmt: skip
+        nodes = commit.plan.nodes
+        for start in made.starts:
+            tasks.append(_new_task(run_id, nodes[start.node], commit.priority, _READY))
+    return [namespace, *columns(heads, 10), *columns(results, 3), *columns(changes, 15), *columns(tasks, 8)]

@@ -1,0 +1,64 @@
+-- Leases ready tasks of the queues and steps a worker serves, with everything their bodies need.
+-- $1 namespace, $2 queues (most important first), $3 steps, $4 how many, $5 owner, $6 lease seconds.
+-- Locks: outbox rows, then their tasks, both SKIP LOCKED: never waits, so it cannot deadlock with a commit.
+-- Index: outbox_pop, tasks_pkey, runs_pkey.
+-- Returns: the leased tasks; `nodes` and `outputs` run in parallel.
+with p as materialized (
+  select o.ctid as at, o.run_id, o.node, o.item
+    from unnest($2::text[]) with ordinality as q(queue, ord)
+    cross join lateral (
+      select x.ctid, x.run_id, x.node, x.item from composer.outbox x
+       where x.namespace = $1 and x.queue = q.queue and x.step = any ($3::text[])
+       order by x.priority desc, x.id limit $4
+         for update skip locked
+    ) o
+   limit $4
+),
+-- A task that some commit is changing right now keeps its outbox row for the next claim. So does a task whose run has
+-- passed its deadline or cannot be decided: what ends it is on its way.
+t as materialized (
+  select p.at, t.*
+    from p
+    cross join lateral (
+      select r.id from composer.runs r
+       where r.namespace = $1 and r.id = p.run_id and (r.deadline_at is null or r.deadline_at > now()) and r.quarantine is null
+      offset 0
+    ) r
+    cross join lateral (
+      select t.run_id, t.node, t.item, t.state from composer.tasks t
+       where t.namespace = $1 and t.run_id = p.run_id and t.node = p.node and t.item = p.item
+         for no key update skip locked
+    ) t
+),
+-- Outbox rows to drop: those whose task we hold (leased now, or no longer ready), and those of deleted tasks.
+gone as materialized (
+  select at from t
+  union all
+  select at from p where (at in (select at from t)) is not true
+     and not exists (select from composer.tasks x where x.namespace = $1 and x.run_id = p.run_id and x.node = p.node and x.item = p.item offset 0)
+),
+g as (
+  delete from composer.outbox o using gone where o.ctid = gone.at
+),
+-- INSERT .. ON CONFLICT is an UPDATE by primary key that no planner estimate can turn into a scan.
+l as (
+  insert into composer.tasks as x (namespace, run_id, node, item, state, lease_owner, lease_expires_at)
+  select $1, run_id, node, item, 'leased', $5, clock_timestamp() from t where state = 'ready'
+  on conflict (namespace, run_id, node, item) do update
+     set state = 'leased', delivery = x.delivery + 1, lease_owner = $5,
+         lease_expires_at = clock_timestamp() + make_interval(secs => coalesce(x.lease_seconds, $6::float8)), started_at = clock_timestamp()
+   where x.state = 'ready'
+  returning x.run_id, x.node, x.item, x.step, x.attempt, x.delivery, x.failures, x.crashes, x.reads, x.input, x.details
+)
+select l.run_id, l.node, l.item, l.step, l.attempt, l.delivery, l.failures, l.crashes, l.input, l.details,
+       r.plan, r.version, r.status, r.letters, r.counters, r.priority as run_priority, d.nodes, d.outputs, extract(epoch from clock_timestamp())::float8 as at
+  from l
+ cross join lateral (
+    select plan, version, status, letters, counters, priority from composer.runs r where r.namespace = $1 and r.id = l.run_id offset 0
+  ) r
+  left join lateral (
+    select array_agg(s.node) as nodes, array_agg(s.value) as outputs
+      from unnest(l.reads) as u(node)
+     cross join lateral (select s.node, case s.node when -1 then s.input else s.output end as value from composer.tasks s
+                          where s.namespace = $1 and s.run_id = l.run_id and s.node = u.node and s.item = -1 and s.state = 'completed' offset 0) s
+  ) d on true

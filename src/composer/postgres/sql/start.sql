@@ -1,0 +1,72 @@
+-- Stores new runs with their root tasks, idempotency keys and first history rows.
+-- Locks: keys in key order; waits for another start of the same key, for nothing else.
+-- Index: run_keys_pkey, runs_pkey.
+-- Returns: one row an input row: its position, the run that holds the key (or its own id), whether this call made it,
+-- the digest the key was first used with, the time.
+with v as materialized (
+  select * from unnest($2::uuid[], $3::text[], $4::text[], $5::text[], $6::int[], $7::text[], $8::text[], $9::text[],
+                       $10::text[], $11::text[], $12::text[], $13::text[], $14::smallint[], $15::text[], $16::float8[], $17::timestamptz[], $18::float8[])
+    with ordinality as v(id, workflow, key, digest, plan, status, letters, counters, input, output, error, changes, priority, tags,
+                         starts_in, starts_at, deadline_in, ord)
+),
+-- One row a key, inserted in key order, so that two batches with the same keys cannot deadlock.
+-- DO UPDATE, not DO NOTHING: only that returns a row that was committed after this statement's snapshot.
+-- A key past its time belongs to nobody.
+k as (
+  insert into composer.run_keys as k (namespace, workflow, key, run_id, input_digest)
+  select distinct on (workflow, key) $1, workflow, key, id, digest
+    from v where key is not null order by workflow, key, ord
+  on conflict (namespace, workflow, key) do update
+     set run_id = case when k.expires_at < now() then excluded.run_id else k.run_id end,
+         input_digest = case when k.expires_at < now() then excluded.input_digest else k.input_digest end,
+         expires_at = case when k.expires_at < now() then null else k.expires_at end
+  returning k.workflow, k.key, k.run_id, k.input_digest
+),
+-- DO NOTHING on the id makes a repeated start, after an unknown outcome, harmless.
+r as (
+  insert into composer.runs (namespace, id, workflow, plan, status, version, letters, counters, priority, tags, starts_at, deadline_at, finished_at)
+  select $1, id, workflow, plan, status, 1, letters, counters, priority, tags,
+         coalesce(starts_at, clock_timestamp() + make_interval(secs => starts_in)), clock_timestamp() + make_interval(secs => deadline_in),
+         case when status in ('completed', 'failed', 'cancelled') then clock_timestamp() end
+    from v where (key is null or id in (select run_id from k)) is true
+   order by id
+  on conflict (namespace, id) do nothing
+  returning id
+),
+i as (
+  insert into composer.tasks (namespace, run_id, node, item, state, input, output, error)
+  select $1, id, -1, -1, 'completed', input, output, error from v where (id in (select id from r)) is true
+),
+t as (
+  insert into composer.tasks (namespace, run_id, node, item, step, queue, priority, reads, state, attempt, delivery,
+                              lease_seconds, lease_owner, lease_expires_at, started_at)
+  select $1, n.run_id, n.node, -1, n.step, n.queue, n.priority, n.reads::int[], n.state, 1,
+         case n.state when 'leased' then 1 else 0 end, n.lease_seconds,
+         case n.state when 'leased' then $27 end,
+         case n.state when 'leased' then clock_timestamp() + make_interval(secs => coalesce(n.lease_seconds, $28)) end,
+         case n.state when 'leased' then clock_timestamp() end
+    from unnest($19::uuid[], $20::int[], $21::text[], $22::text[], $23::smallint[], $24::text[], $25::text[], $26::float8[])
+      as n(run_id, node, step, queue, priority, reads, state, lease_seconds)
+   where (n.run_id in (select id from r)) is true
+  returning run_id, node, item, step, queue, priority, state
+),
+o as (
+  insert into composer.outbox (namespace, queue, priority, run_id, node, item, step)
+  select $1, queue, priority, run_id, node, item, step from t where state = 'ready'
+  returning queue
+),
+h as (
+  insert into composer.history (namespace, run_id, version, changes)
+  select $1, id, 1, changes from v where (id in (select id from r)) is true
+),
+-- One notification, and only when somebody sleeps, or for a timer due before the coordinators look anyway (30 s).
+w as materialized (
+  select pg_notify('composer', json_build_object('namespace', $1::text, 'ready', (select array_agg(distinct queue) from o),
+                   'timer', exists (select from v where least(starts_in, deadline_in) < 30 or starts_at < now() + interval '30 s'))::text)
+   where exists (select from v where least(starts_in, deadline_in) < 30 or starts_at < now() + interval '30 s')
+      or exists (select from o) and exists (select from composer.sleepers s where s.namespace = $1 and s.expires_at > now())
+)
+select v.ord, coalesce(k.run_id, v.id) as run_id, v.id in (select id from r) as created,
+       coalesce(k.input_digest, v.digest) as digest, extract(epoch from clock_timestamp())::float8 as at, (select count(*) from w) as notified
+  from v left join k on k.key = v.key and k.workflow = v.workflow
+ order by v.ord

@@ -1,0 +1,538 @@
+"""The store on PostgreSQL: one statement an operation, from the files in sql/.
+
+Connections come from a pool and carry no session state of their own beyond the planner settings below, so any
+connection serves any call. One more connection listens. See ports/store.py for the contract.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import anyio
+import asyncpg
+
+from composer.core.events import Delivery
+from composer.core.plan import Plan, plan_from_text
+from composer.core.snapshot import Snapshot
+from composer.ports.store import (
+    Beat,
+    ClaimedTask,
+    CommitAnswer,
+    CommitAnswers,
+    Due,
+    HistoryRow,
+    NewRun,
+    Renewal,
+    RunCommit,
+    RunHead,
+    RunRecord,
+    StartAnswer,
+    TaskRecord,
+    Verdict,
+    WorkerRecord,
+)
+from composer.ports.wakeups import RunEnd, Wakeups
+from composer.postgres.encode import encode_rare, encode_start, encode_steps
+from composer.postgres.errors import AGAIN_AT_ONCE, mapped
+from composer.postgres.ids import RunIds
+from composer.postgres.listen import Listener
+from composer.postgres.migrate import check_schema, migrate
+from composer.postgres.partitions import make_partitions
+from composer.postgres.statements import statements
+
+log = logging.getLogger("composer.postgres")
+
+# Plans must not depend on statistics: made on empty tables, they would stay wrong until the next ANALYZE.
+SESSION: Final = {
+    "plan_cache_mode": "force_generic_plan",
+    "jit": "off",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "default_transaction_isolation": "read committed",
+    # A client that dies without a word must not hold its locks for long.
+    "idle_in_transaction_session_timeout": "30s",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
+_MOST_AGAIN: Final = 5
+_NOBODY: Final[frozenset[int]] = frozenset()
+
+
+class PostgresStore:
+    """Runs of one namespace in one PostgreSQL schema."""
+
+    def __init__(
+        self,
+        database_url: str,
+        *,
+        namespace: str = "default",
+        schema: str = "composer",
+        pooler: bool = False,
+        connections: int = 8,
+        migrate_first: bool = False,
+        timeout: float = 30.0,
+    ) -> None:
+        self.namespace = namespace
+        self.wakeups = Wakeups()
+        self.deadlocks = 0
+        """Statements the server rolled back for a deadlock or a conflict, each then done again."""
+        self._url, self._schema, self._pooler = database_url, schema, pooler
+        self.listening = anyio.Event()
+        """Set once notifications of other processes are heard; at once behind a pooler, where they never are."""
+        self._connections, self._migrate_first, self._timeout = connections, migrate_first, timeout
+        self._sql = statements(schema)
+        self._ids = RunIds()
+        self._pool: Any = None
+        self._plans: dict[int, Plan] = {}
+        self._plan_ids: dict[tuple[str, str, str], int] = {}
+        self._stack = AsyncExitStack()
+        self._opening = anyio.Lock()
+
+    # -- connections -----------------------------------------------------------------------------------
+    async def open(self) -> None:
+        """Connects, checks the schema (or brings it up to date, when asked to at the start)."""
+        async with self._opening:
+            if self._pool is not None:
+                return
+            with mapped("connecting"):
+                pool = await asyncpg.create_pool(
+                    self._url, min_size=1, max_size=self._connections, reset=_keep, **self.connection_options()
+                )
+            try:
+                async with pool.acquire() as connection:
+                    if self._migrate_first:
+                        await migrate(connection, self._schema)
+                    else:
+                        await check_schema(connection, self._schema)
+                    with mapped("reading the clock"):
+                        self._ids.heard(
+                            await connection.fetchval("select extract(epoch from clock_timestamp())::float8")
+                        )
+            except BaseException:
+                pool.terminate()
+                raise
+            self._pool = pool
+
+    def connection_options(self) -> dict[str, Any]:
+        """Arguments of asyncpg.connect() for a connection of the engine."""
+        options: dict[str, Any] = {"command_timeout": self._timeout, "timeout": 10.0}
+        if self._pooler:
+            # Nothing may outlive a transaction there: no prepared statements, no session settings.
+            options["statement_cache_size"] = 0
+        else:
+            options |= {
+                "server_settings": {**SESSION, "application_name": "composer"},
+                "max_cached_statement_lifetime": 0,
+                "max_cacheable_statement_size": 0,
+            }
+        return options
+
+    async def close(self) -> None:
+        """Gives back every connection."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            with anyio.move_on_after(5, shield=True) as scope:
+                await pool.close()
+            if scope.cancelled_caught:
+                pool.terminate()
+
+    def twin(self) -> PostgresStore:
+        """Another handle, with connections of its own: few, since it is for a thread that does little."""
+        return PostgresStore(
+            self._url,
+            namespace=self.namespace,
+            schema=self._schema,
+            pooler=self._pooler,
+            connections=2,
+            timeout=self._timeout,
+        )
+
+    async def listen(self) -> None:
+        """Hears other processes until cancelled. Behind a pooler nothing can be heard, and polling is all there is."""
+        if self._pooler:
+            self.listening.set()
+            return
+        options = self.connection_options()
+        await Listener(self._url, options, self._schema, self.namespace, self.wakeups, self.listening).run()
+
+    async def _fetch(self, doing: str, text: str, *args: Any) -> list[Any]:
+        if self._pool is None:
+            await self.open()
+        tries = 0
+        while True:
+            with mapped(doing):
+                try:
+                    async with self._pool.acquire() as connection:
+                        rows: list[Any] = await connection.fetch(text, *args)
+                        return rows
+                except AGAIN_AT_ONCE:
+                    # By the order of locks this cannot happen; where it does, the statement was rolled back whole.
+                    tries += 1
+                    self.deadlocks += 1
+                    log.warning("a statement was rolled back and is done again", extra={"doing": doing, "tries": tries})
+                    if tries >= _MOST_AGAIN:
+                        raise
+            await anyio.sleep(0.01 * tries)
+
+    # -- plans -------------------------------------------------------------------------------------------
+    async def mint_run_ids(self, count: int) -> list[str]:
+        """New run ids, rising."""
+        if not self._ids.is_set:
+            await self.open()
+        return [self._ids.mint() for _ in range(count)]
+
+    async def register_plan(self, plan: Plan) -> int:
+        """The plan's id; stores it when it is new, and makes it what a start by name uses."""
+        key = (plan.workflow, plan.shape, plan.options_hash)
+        known = self._plan_ids.get(key)
+        if known is not None:
+            return known
+        s = self._schema
+        rows = await self._fetch(
+            "registering a plan",
+            f"with p as (insert into {s}.plans as p (namespace, workflow, shape, options_hash, body, about) values ($1, $2, $3, $4, $5, $6) "
+            "on conflict (namespace, workflow, shape, options_hash) do update set about = p.about returning p.id), "
+            f"w as (insert into {s}.workflows (namespace, name, plan) select $1, $2, id from p "
+            "on conflict (namespace, name) do update set plan = excluded.plan, updated_at = now()) select id from p",
+            self.namespace, *key, plan.text, json.dumps(dict(plan.about)),
+        )  # fmt: skip
+        plan_id: int = rows[0]["id"]
+        self._plan_ids[key] = plan_id
+        self._plans[plan_id] = plan
+        return plan_id
+
+    async def load_plan(self, plan_id: int) -> Plan:
+        """A stored plan, kept for good once read: plans do not change."""
+        if plan_id not in self._plans:
+            rows = await self._fetch(
+                "loading a plan",
+                f"select body, about from {self._schema}.plans where namespace = $1 and id = $2",
+                self.namespace,
+                plan_id,
+            )
+            if not rows:
+                raise KeyError(plan_id)
+            self._plans[plan_id] = plan_from_text(rows[0]["body"], json.loads(rows[0]["about"]))
+        return self._plans[plan_id]
+
+    # -- runs --------------------------------------------------------------------------------------------
+    async def start_runs(self, runs: Sequence[NewRun], *, owner: str = "", lease: float = 0.0) -> list[StartAnswer]:
+        """Stores new runs with their root tasks, in one statement."""
+        if not runs:
+            return []
+        rows = await self._fetch("starting runs", self._sql.start, *encode_start(self.namespace, runs, owner, lease))
+        answers = [StartAnswer(str(row["run_id"]), row["created"], row["digest"], row["at"]) for row in rows]
+        self._ids.heard(rows[0]["at"])
+        if any(answer.created for answer in answers):
+            self.wakeups.tasks_ready(
+                {
+                    run.plan.nodes[s.node].options.queue
+                    for run in runs
+                    for s in run.transition.starts
+                    if s.node not in run.leased
+                }
+            )
+            if any(run.is_scheduled or run.plan.timeout is not None for run in runs):
+                self.wakeups.timer_set()
+        return answers
+
+    async def claim_tasks(
+        self, *, queues: Sequence[str], steps: Collection[str], limit: int, owner: str, lease: float
+    ) -> list[ClaimedTask]:
+        """Leases ready tasks, arguments included, in one statement."""
+        rows = await self._fetch(
+            "claiming tasks", self._sql.claim, self.namespace, list(queues), list(steps), limit, owner, lease
+        )
+        return [_claimed(row, owner) for row in rows]
+
+    async def commit(self, commits: Sequence[RunCommit], *, owner: str = "", lease: float = 0.0) -> CommitAnswers:
+        """Applies transitions: all ordinary ones in one statement, all rare ones in another."""
+        ordinary = [c for c in commits if not c.transition.is_rare]
+        rare = [c for c in commits if c.transition.is_rare]
+        found: dict[str, CommitAnswer] = {}
+        at = 0.0
+        if ordinary:
+            parameters = encode_steps(self.namespace, ordinary, owner, lease)
+            rows = await self._fetch("committing", self._sql.commit_steps, *parameters)
+            at = self._answers(ordinary, rows, found, handed_over=True) or at
+            # The ordinary commit takes reports in time only. One that comes after its lease was swept, and before anybody
+            # claimed the task again, is heard by the other statement; only what that refuses is stale.
+            rare += [c for c in ordinary if c.run_id in found and found[c.run_id].verdict is Verdict.STALE]
+        if rare:
+            rows = await self._fetch("committing", self._sql.commit_rare, *encode_rare(self.namespace, rare))
+            at = self._answers(rare, rows, found, handed_over=False) or at
+        if at:
+            self._ids.heard(at)
+        return CommitAnswers([found.get(c.run_id) or CommitAnswer(c.run_id, Verdict.GONE) for c in commits], at)
+
+    def _answers(
+        self, commits: Sequence[RunCommit], rows: Sequence[Any], found: dict[str, CommitAnswer], *, handed_over: bool
+    ) -> float:
+        """Reads a commit's rows into `found`, wakes whoever waits in this process; returns the database's time."""
+        at = 0.0
+        by_id = {str(row["id"]): row for row in rows}
+        positions = [(c.run_id, (change.node, change.item)) for c in commits for change in c.transition.changes]
+        ready: set[str] = set()
+        timer = False
+        for commit in commits:
+            row = by_id.get(commit.run_id)
+            if row is None:
+                continue
+            at = row["at"]
+            made = commit.transition
+            if row["won"]:
+                leased = commit.leased if handed_over else _NOBODY
+                found[commit.run_id] = CommitAnswer(commit.run_id, Verdict.WON, leased=leased)
+                if len(leased) < len(made.starts):
+                    nodes = commit.plan.nodes
+                    ready.update(nodes[s.node].options.queue for s in made.starts if s.node not in leased)
+                for change in made.changes:
+                    if change.delay is not None:
+                        timer = True
+                    elif change.state == "ready":
+                        ready.add(commit.plan.nodes[change.node].options.queue)
+                if made.stops_open_tasks:
+                    self.wakeups.run_stopped(commit.run_id)
+                if made.ends_run:
+                    result = made.result
+                    end = RunEnd(commit.run_id, made.run.status.value, result.output, result.error) if result else None
+                    self.wakeups.run_ended(commit.run_id, end)
+                continue
+            if row["quarantine"] is not None:
+                found[commit.run_id] = CommitAnswer(commit.run_id, Verdict.QUARANTINED)
+                continue
+            now = Snapshot.stored(row["status"], row["version"], row["letters"], row["counters"])
+            stale = frozenset(positions[ord - 1][1] for ord in row["ords"] or ())
+            found[commit.run_id] = CommitAnswer(commit.run_id, Verdict.STALE if stale else Verdict.LOST, now, stale)
+        if ready:
+            self.wakeups.tasks_ready(ready)
+        if timer:
+            self.wakeups.timer_set()
+        return at
+
+    async def load_heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
+        """Runs as they are now."""
+        rows = await self._fetch("loading runs", self._sql.load_heads, self.namespace, list(run_ids))
+        return {str(row["id"]): _head(row, row["id"]) for row in rows}
+
+    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
+        """Outputs of completed nodes."""
+        rows = await self._fetch(
+            "loading outputs",
+            self._sql.load_values,
+            self.namespace,
+            [run for run, _ in wanted],
+            [node for _, node in wanted],
+        )
+        return {(str(row["run_id"]), row["node"]): row["value"] for row in rows}
+
+    async def leased_to(self, owner: str, run_ids: Sequence[str]) -> list[ClaimedTask]:
+        """Tasks of these runs that `owner` holds."""
+        rows = await self._fetch("reading back", self._sql.leased_to, self.namespace, owner, list(run_ids))
+        return [_claimed(row, owner) for row in rows]
+
+    async def renew(self, beats: Sequence[Beat], *, owner: str) -> list[Renewal]:
+        """Extends leases and keeps heartbeat details, in one statement."""
+        rows = await self._fetch(
+            "renewing leases", self._sql.renew, self.namespace, [b.run_id for b in beats], [b.task.node for b in beats],
+            [b.task.item for b in beats], [b.task.attempt for b in beats], [b.task.delivery for b in beats],
+            [b.lease for b in beats], [b.details for b in beats], owner,
+        )  # fmt: skip
+        return [Renewal(row["answer"]) for row in rows]
+
+    # -- what the coordinator's loops ask -----------------------------------------------------------------
+    async def expired_tasks(self, limit: int) -> list[tuple[RunHead, Delivery]]:
+        """Leased tasks whose lease is over."""
+        rows = await self._fetch("looking for expired leases", self._sql.expired, self.namespace, limit)
+        return [(_head(row, row["run_id"]), _delivery(row, row["lease_owner"] or "")) for row in rows]
+
+    async def move_due_tasks(self, limit: int) -> int:
+        """Makes delayed tasks that are due ready."""
+        row = (await self._fetch("moving due tasks", self._sql.move_due, self.namespace, limit))[0]
+        if row["queues"]:
+            self.wakeups.tasks_ready(row["queues"])
+        return int(row["moved"])
+
+    async def due_runs(self, limit: int) -> list[Due]:
+        """Runs whose start or deadline has come."""
+        rows = await self._fetch("looking for due runs", self._sql.due_runs, self.namespace, limit)
+        return [Due(_head(row, row["id"]), row["kind"]) for row in rows]
+
+    async def next_due_in(self) -> float | None:
+        """Seconds until the next thing comes due."""
+        value = (await self._fetch("looking for the next timer", self._sql.next_due, self.namespace))[0]["seconds"]
+        return None if value is None else max(0.0, value)
+
+    async def repair_outbox(self, limit: int, older_than: float) -> tuple[int, int]:
+        """Puts lost dispatches back, removes dead ones."""
+        row = (await self._fetch("repairing the outbox", self._sql.repair_outbox, self.namespace, limit, older_than))[0]
+        if row["queues"]:
+            self.wakeups.tasks_ready(row["queues"])
+        return row["put"], row["removed"]
+
+    async def quarantine(self, run_id: str, version: int, reason: str) -> bool:
+        """Takes a run out of every loop; its ready tasks are held."""
+        s = self._schema
+        rows = await self._fetch(
+            "quarantining a run",
+            f"with r as (update {s}.runs set quarantine = $4, updated_at = clock_timestamp() "
+            "where namespace = $1 and id = $2 and version = $3 and quarantine is null returning id), "
+            f"o as (delete from {s}.outbox where namespace = $1 and run_id in (select id from r)) select id from r",
+            self.namespace, run_id, version, reason[:10_000],
+        )  # fmt: skip
+        return bool(rows)
+
+    async def make_partitions(self) -> None:
+        """Makes the history partitions of the months ahead."""
+        await self.open()
+        with mapped("making partitions"):
+            async with self._pool.acquire() as connection:
+                await make_partitions(connection, self._schema)
+
+    # -- what people ask -----------------------------------------------------------------------------------
+    async def run_ends(self, run_ids: Sequence[str]) -> dict[str, RunEnd]:
+        """Status, output and error of runs."""
+        rows = await self._fetch("reading results", self._sql.run_ends, self.namespace, list(run_ids))
+        return {str(row["id"]): RunEnd(str(row["id"]), row["status"], row["output"], row["error"]) for row in rows}
+
+    async def get_run(self, run_id: str) -> RunRecord | None:
+        """A run with its tasks, read in one statement: one instant."""
+        s = self._schema
+        rows = await self._fetch(
+            "reading a run",
+            "select r.namespace, r.id, r.workflow, r.plan, r.status, r.version, r.letters, r.counters, r.priority as run_priority, r.tags, "
+            "r.quarantine, r.starts_at, r.deadline_at, r.created_at as run_created_at, r.updated_at, r.finished_at as run_finished_at, t.* "
+            f"from {s}.runs r left join {s}.tasks t on t.namespace = r.namespace and t.run_id = r.id and t.item = -1 "
+            "where r.namespace = $1 and r.id = $2 order by t.node",
+            self.namespace, run_id,
+        )  # fmt: skip
+        if not rows:
+            return None
+        first = rows[0]
+        own = next((row for row in rows if row["node"] == -1), None)
+        return RunRecord(
+            head=_head(first, first["id"]),
+            workflow=first["workflow"],
+            namespace=first["namespace"],
+            priority=first["run_priority"],
+            tags=json.loads(first["tags"]),
+            quarantine=first["quarantine"],
+            created_at=first["run_created_at"],
+            updated_at=first["updated_at"],
+            finished_at=first["run_finished_at"],
+            starts_at=first["starts_at"],
+            deadline_at=first["deadline_at"],
+            input=own["input"] if own else "{}",
+            output=own["output"] if own else None,
+            error=own["error"] if own else None,
+            tasks=[_task(row) for row in rows if row["node"] is not None and row["node"] >= 0],
+        )
+
+    async def history(self, run_id: str) -> list[HistoryRow]:
+        """Every transition of the run, in version order."""
+        rows = await self._fetch(
+            "reading history",
+            f"select version, at, changes from {self._schema}.history where namespace = $1 and run_id = $2 order by version",
+            self.namespace, run_id,
+        )  # fmt: skip
+        return [HistoryRow(row["version"], row["at"], json.loads(row["changes"])) for row in rows]
+
+    # -- who is alive --------------------------------------------------------------------------------------
+    async def register_worker(self, worker: WorkerRecord, *, ttl: float) -> None:
+        """Says that this incarnation lives."""
+        await self._fetch(
+            "registering a worker",
+            f"insert into {self._schema}.workers (namespace, id, host, boot_id, pid, started_at, queues, steps, expires_at) "
+            "values ($1, $2, $3, $4, $5, $6, $7, $8, clock_timestamp() + make_interval(secs => $9::float8)) on conflict (namespace, id) do update "
+            "set seen_at = clock_timestamp(), expires_at = excluded.expires_at, queues = excluded.queues, steps = excluded.steps",
+            self.namespace, worker.worker_id, worker.host, worker.boot_id, worker.pid, worker.started_at, list(worker.queues),
+            list(worker.steps), ttl,
+        )  # fmt: skip
+
+    async def forget_worker(self, worker_id: str) -> None:
+        """Says that this incarnation has ended."""
+        s = self._schema
+        await self._fetch(
+            "forgetting a worker",
+            f"with s as (delete from {s}.sleepers where namespace = $1 and id = $2) delete from {s}.workers where namespace = $1 and id = $2",
+            self.namespace, worker_id,
+        )  # fmt: skip
+
+    async def expire_leases_of_gone(self, host: str, boot_id: str, alive: Collection[tuple[int, float]]) -> list[str]:
+        """Ends at once the leases of registered workers of this host that are gone."""
+        s = self._schema
+        rows = await self._fetch(
+            "looking for gone workers",
+            f"with gone as materialized (select id from {s}.workers w where namespace = $1 and host = $2 and boot_id = $3 "
+            "and not exists (select from unnest($4::int[], $5::float8[]) as a(pid, started_at) "
+            "where a.pid = w.pid and abs(a.started_at - w.started_at) < 0.5)), "
+            f"t as materialized (select namespace, run_id, node, item, lease_owner from {s}.tasks where state = 'leased' and namespace = $1 "
+            "and lease_owner in (select id from gone) for no key update skip locked), "
+            f"u as (insert into {s}.tasks as x (namespace, run_id, node, item, state, lease_owner, lease_expires_at) "
+            "select namespace, run_id, node, item, 'leased', lease_owner, 'epoch' from t on conflict (namespace, run_id, node, item) do update "
+            "set lease_expires_at = excluded.lease_expires_at), "
+            f"w as (delete from {s}.workers where namespace = $1 and id in (select id from gone)), "
+            f"s as (delete from {s}.sleepers where namespace = $1 and id in (select id from gone)) select id from gone",
+            self.namespace, host, boot_id, [pid for pid, _ in alive], [start for _, start in alive],
+        )  # fmt: skip
+        if rows:
+            self.wakeups.timer_set()
+        return [row["id"] for row in rows]
+
+    async def set_sleeping(self, sleeper: str, *, asleep: bool, ttl: float) -> None:
+        """Says whether somebody of this process wants to be notified."""
+        s = self._schema
+        if asleep:
+            await self._fetch(
+                "going to sleep",
+                f"insert into {s}.sleepers (namespace, id, expires_at) values ($1, $2, clock_timestamp() + make_interval(secs => $3::float8)) "
+                "on conflict (namespace, id) do update set expires_at = excluded.expires_at",
+                self.namespace, sleeper, ttl,
+            )  # fmt: skip
+        else:
+            await self._fetch(
+                "waking up", f"delete from {s}.sleepers where namespace = $1 and id = $2", self.namespace, sleeper
+            )
+
+
+async def _keep(connection: Any) -> None:
+    """Nothing to reset: the engine's connections carry no state from one call to the next."""
+
+
+def _head(row: Any, run_id: Any) -> RunHead:
+    snapshot = Snapshot.stored(row["status"], row["version"], row["letters"], row["counters"])
+    return RunHead(str(run_id), row["plan"], snapshot, row["run_priority"])
+
+
+def _delivery(row: Any, owner: str) -> Delivery:
+    return Delivery(
+        row["node"],
+        row["attempt"],
+        row["delivery"],
+        row["item"],
+        row["failures"],
+        row["crashes"],
+        owner,
+        row["at"] or 0.0,
+    )
+
+
+def _claimed(row: Any, owner: str) -> ClaimedTask:
+    values = dict(zip(row["nodes"], row["outputs"], strict=True)) if row["nodes"] else {}
+    return ClaimedTask(
+        _head(row, row["run_id"]), _delivery(row, owner), row["step"], values, row["input"], row["details"]
+    )
+
+
+def _task(row: Any) -> TaskRecord:
+    return TaskRecord(
+        node=row["node"], item=row["item"], state=row["state"], attempt=row["attempt"], delivery=row["delivery"],
+        failures=row["failures"], crashes=row["crashes"], queue=row["queue"], owner=row["lease_owner"], output=row["output"],
+        error=row["error"], details=row["details"], created_at=row["created_at"], started_at=row["started_at"],
+        finished_at=row["finished_at"], wake_at=row["wake_at"], lease_expires_at=row["lease_expires_at"],
+    )  # fmt: skip

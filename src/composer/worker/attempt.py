@@ -1,0 +1,287 @@
+"""One attempt of one task, from its arguments to its report.
+
+An attempt is reported exactly once, by whatever comes first: the body's end, its timeout, the loss of its lease.
+What a body does afterwards no longer counts, but its slot stays taken until it has really ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import anyio
+import anyio.to_thread
+
+from composer.core.events import (
+    Delivery,
+    Failure,
+    FailureKind,
+    Report,
+    StepCompleted,
+    StepFailed,
+    StepReleased,
+    StepSnoozed,
+)
+from composer.core.expressions import Unreadable, render
+from composer.core.plan import Node, Plan
+from composer.define.context import StepContext, enter, leave
+from composer.define.step import Step
+from composer.errors import NonRetryable, PayloadError, RetryAfter, Snooze, StepCancelled
+from composer.ports.store import ClaimedTask
+
+log = logging.getLogger("composer.worker")
+
+_PATIENCE: Final = 1.0
+"""Seconds a coroutine may take to end once it was cancelled for its timeout, before the timeout is reported without it."""
+_MOST_TEXT: Final = 16_000
+"""Characters of an error's message and of its traceback that are kept."""
+
+
+class Host(Protocol):
+    """What an attempt needs of the worker that runs it."""
+
+    resources: Any
+
+    def report(self, attempt: Attempt, event: Report) -> None:
+        """Takes the attempt's one report."""
+        ...
+
+    def body_ended(self, attempt: Attempt) -> None:
+        """The body has really ended: its slot is free."""
+        ...
+
+    def beat(self, attempt: Attempt) -> None:
+        """The body gave a sign of life; may come from any thread."""
+        ...
+
+
+class Attempt:
+    """A running attempt. Also the link between the step's context and its worker."""
+
+    __slots__ = (
+        "beaten", "claimed", "details", "ended", "host", "node", "overtime", "plan", "released", "reported", "scope", "started",
+        "step", "stopped", "thread", "warned",
+    )  # fmt: skip
+
+    def __init__(self, host: Host, claimed: ClaimedTask, plan: Plan, step: Step[..., Any]) -> None:
+        self.host, self.claimed, self.plan, self.step = host, claimed, plan, step
+        self.node: Node = plan.nodes[claimed.task.node]
+        self.scope = anyio.CancelScope()
+        self.overtime: StepFailed | None = None
+        """What is reported because the time was over, once it is."""
+        self.stopped = False
+        """The run was stopped or the lease was lost: nobody waits for the result."""
+        self.released = False
+        """The worker shuts down and gives the task back."""
+        self.reported = False
+        self.ended = False
+        self.thread = False
+        self.beaten = False
+        self.details: str | None = None
+        self.started = time.monotonic()
+        self.warned = self.started
+
+    @property
+    def task(self) -> Delivery:
+        """The delivery it answers."""
+        return self.claimed.task
+
+    def facts(self) -> dict[str, Any]:
+        """What log lines say about it."""
+        task = self.claimed.task
+        return {
+            "run_id": self.claimed.run.run_id,
+            "node": self.node.name,
+            "step": self.node.step,
+            "attempt": task.attempt,
+            "delivery": task.delivery,
+        }
+
+    # -- the step's side ---------------------------------------------------------------------------------
+    def beat(self, details: str | None) -> None:
+        """The step's own heartbeat."""
+        if details is not None:
+            self.details = details
+        self.beaten = True
+        self.host.beat(self)
+
+    # -- the worker's side -------------------------------------------------------------------------------
+    def stop(self, *, released: bool = False) -> None:
+        """Tells the body to end. With `released` the task is given back, else nobody waits for it any more."""
+        self.released = self.released or released
+        self.stopped = True
+        self.scope.cancel()
+
+    async def run(self) -> None:
+        """Runs the body and reports how it ended. Never raises, but for the worker's own cancellation."""
+        event: Report | None = None
+        try:
+            arguments = self._arguments()
+            event = arguments if isinstance(arguments, StepFailed) else await self._body(*arguments)
+        finally:
+            self.report(self.overtime or event or StepReleased(self.task, self.details))
+            if not self.thread:
+                self.body_ended()
+
+    def report(self, event: Report) -> None:
+        """The attempt's one report. Later ones, and those nobody waits for any more, go nowhere."""
+        if not self.reported:
+            self.reported = True
+            if not self.stopped or self.released or event is self.overtime:
+                self.host.report(self, event)
+
+    def give_back(self) -> None:
+        """Gives the task back without waiting for its body any longer."""
+        self.report(StepReleased(self.task, self.details))
+
+    def body_ended(self) -> None:
+        """The body has really ended."""
+        if not self.ended:
+            self.ended = True
+            self.host.body_ended(self)
+
+    def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]] | StepFailed:
+        try:
+            text = render(self.plan, self.node.args, self.claimed.values.__getitem__)
+            return self.step.decode_arguments(text)
+        except Unreadable as error:
+            why = f"the arguments of step {self.node.step} cannot be read: {error}"
+        except PayloadError as error:
+            why = f"the stored arguments do not fit step {self.node.step} as it is now: {error}"
+        except KeyError as error:
+            why = f"the output of node {self.plan.nodes[error.args[0]].name if error.args[0] >= 0 else 'input'} is missing"
+        return self._failed(Failure(FailureKind.PAYLOAD, "PayloadMismatch", why), retryable=False)
+
+    async def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
+        claimed, node, step = self.claimed, self.node, self.step
+        context = StepContext(
+            run_id=claimed.run.run_id, workflow=self.plan.workflow, node=node.name, item=claimed.task.item,
+            attempt=claimed.task.attempt, fence=claimed.task.delivery, details=claimed.details, resources=self.host.resources,
+            link=self,
+        )  # fmt: skip
+        timeout = node.options.timeout
+        timer: asyncio.TimerHandle | None = None
+        if timeout is not None:
+            timer = asyncio.get_running_loop().call_later(timeout, self._timed_out, timeout)
+        token = enter(context)
+        try:
+            with self.scope:
+                value = (
+                    await step.fn(*args, **kwargs) if step.is_async else await self._in_thread(step.fn, args, kwargs)
+                )
+                if not self.stopped:
+                    return self._completed(value)
+            return StepReleased(self.task, self.details)
+        except Snooze as error:
+            return StepSnoozed(self.task, max(0.0, error.delay), self.details)
+        except StepCancelled:
+            return StepReleased(self.task, self.details)
+        except asyncio.CancelledError:
+            if self.scope.cancel_called:
+                return StepReleased(self.task, self.details)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # The worker itself is being torn down.
+                raise
+            return self._raised(RuntimeError("the step cancelled itself"))
+        except BaseException as error:
+            # SystemExit and KeyboardInterrupt out of user code too: only the worker's own signal ends the worker.
+            return self._raised(error)
+        finally:
+            leave(token)
+            if timer is not None:
+                timer.cancel()
+
+    def _completed(self, value: Any) -> Report:
+        try:
+            return StepCompleted(self.task, self.step.encode_result(value))
+        except PayloadError as error:
+            failure = Failure(FailureKind.PAYLOAD, "PayloadError", _storable(str(error))[:_MOST_TEXT])
+            return self._failed(failure, retryable=False)
+
+    async def _in_thread(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a plain function in a thread. A thread cannot be stopped: cancelled, it is left behind, with its slot."""
+        self.thread = True
+        loop = asyncio.get_running_loop()
+
+        def call() -> Any:
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                # The loop may be gone when a thread that was left behind ends.
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(self.body_ended)
+
+        # anyio's limiter counts a thread that was left behind as free, so the worker counts for itself.
+        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=_unlimited())
+
+    def _timed_out(self, timeout: float) -> None:
+        """The time is over. A coroutine is cancelled and reported once it has ended; a thread is reported at once."""
+        if self.reported:
+            return
+        message = f"step {self.node.step} took longer than its timeout of {timeout:g} s"
+        failure = Failure(FailureKind.TIMEOUT, "StepTimeout", message)
+        self.overtime = self._failed(failure, retryable=TimeoutError not in self.step.retries.no_retry_on)
+        self.stopped = True
+        if self.thread:
+            self.report(self.overtime)
+        else:
+            asyncio.get_running_loop().call_later(_PATIENCE, self._still_there)
+        self.scope.cancel()
+
+    def _still_there(self) -> None:
+        """The coroutine was cancelled for its timeout some time ago. Its attempt ends now, whatever it does."""
+        if not self.reported and self.overtime is not None:
+            log.warning("a step did not end when its timeout cancelled it", extra=self.facts())
+            self.report(self.overtime)
+
+    def _raised(self, error: BaseException) -> StepFailed:
+        delay = max(0.0, error.delay) if isinstance(error, RetryAfter) else None
+        retryable = not isinstance(error, (NonRetryable, *self.step.retries.no_retry_on))
+        cause = error
+        if isinstance(error, (NonRetryable, RetryAfter)) and error.__cause__ is not None:
+            cause = error.__cause__
+        failure = Failure(FailureKind.ERROR, type(cause).__qualname__, _text_of(error), _traceback_of(error))
+        return self._failed(failure, retryable=retryable, retry_after=delay)
+
+    def _failed(self, failure: Failure, *, retryable: bool, retry_after: float | None = None) -> StepFailed:
+        return StepFailed(self.task, failure, retryable, retry_after, random.random(), self.details)
+
+
+_limiters: dict[int, anyio.CapacityLimiter] = {}
+
+
+def _unlimited() -> anyio.CapacityLimiter:
+    """One limiter a loop that limits nothing."""
+    loop = id(asyncio.get_running_loop())
+    if loop not in _limiters:
+        _limiters[loop] = anyio.CapacityLimiter(float("inf"))
+    return _limiters[loop]
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception as second:
+        text = f"<its text cannot be made: {type(second).__name__}>"
+    return _storable(text)[:_MOST_TEXT]
+
+
+def _traceback_of(error: BaseException) -> str:
+    try:
+        # Without locals: they hold what must not be stored. The engine's own frames say nothing to a reader.
+        lines = traceback.TracebackException.from_exception(error, limit=-30, compact=True).format()
+        text = "".join(lines)
+    except Exception as second:
+        text = f"<its traceback cannot be made: {type(second).__name__}>"
+    return _storable(text)[-_MOST_TEXT:]
+
+
+def _storable(text: str) -> str:
+    """Text that PostgreSQL and JSON can hold: NUL and lone surrogates are written out."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")

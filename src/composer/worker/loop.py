@@ -1,0 +1,411 @@
+"""The worker: claims tasks, runs their bodies, commits what they report.
+
+Four things go on side by side, in one task group:
+
+- the claimer leases ready tasks while slots are free, and sleeps while there is nothing to do;
+- the bodies, one task each; plain functions in threads;
+- the committer: while one commit is under way, finished steps gather, and the next commit takes them all. What a
+  commit makes ready, this worker takes over at once where it can, without a claim;
+- the keeper (leases.py), in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import CodeType
+from typing import Any, Final
+
+import anyio
+from anyio.abc import TaskGroup
+
+from composer.apply import Applied, Applier, persistently
+from composer.core.events import Event, Report
+from composer.core.plan import Node
+from composer.define.step import Step
+from composer.define.workflow import Workflow
+from composer.errors import PlanError, StoreUnavailable
+from composer.ports.store import ClaimedTask, Renewal, Store, WorkerRecord
+from composer.ports.wakeups import Bell
+from composer.settings import Settings
+from composer.worker.attempt import Attempt
+from composer.worker.incarnation import boot_id, new_id, processes_alive, this_process_started
+from composer.worker.leases import Keeper
+
+log = logging.getLogger("composer.worker")
+
+MOST_CLAIMED: Final = 200
+"""Tasks asked for in one claim."""
+MOST_REPORTS: Final = 300
+"""Reports in one commit: above it a commit grows without growing faster."""
+MOST_IN_A_ROW: Final = 32
+"""Tasks of one run a worker takes over one after the other, before the run queues with all others."""
+_SLEEP_TTL: Final = 30.0
+_SLEEP_RENEWED: Final = 10.0
+_OLD_THREAD: Final = 30.0
+"""Seconds a body may outlive its attempt before it is warned about, and between warnings."""
+
+
+class WorkerLoop:
+    """Runs steps of some workflows. `run` lasts until it is cancelled or drained."""
+
+    def __init__(
+        self, store: Store, settings: Settings, steps: Mapping[str, Step[..., Any]], *, resources: Any = None
+    ) -> None:
+        self.id = new_id()
+        """This incarnation."""
+        self.resources = resources
+        self.draining = False
+        self.executed = 0
+        """Bodies started since the start."""
+        self._store, self._settings, self._steps = store, settings, steps
+        self._async_steps = [name for name, step in steps.items() if step.is_async]
+        self._codes: dict[CodeType, str] = {step.fn.__code__: name for name, step in steps.items()}
+        self._applier = Applier(store, owner=self.id, lease=settings.lease)
+        self._attempts: set[Attempt] = set()
+        self._by_run: dict[str, set[Attempt]] = {}
+        self._in_a_row: dict[str, int] = {}
+        self._threads = 0
+        self._reserved = 0
+        """Slots promised to a claim or a commit under way."""
+        self._granted = 0
+        """Those of them that were promised to the commit."""
+        self._reports: list[tuple[Attempt, Report]] = []
+        self._reported = Bell()
+        self._freed = Bell()
+        self._idle = Bell()
+        self._committing = False
+        self._claim_was_full = False
+        self._asleep_until = 0.0
+        self._group: TaskGroup | None = None
+        self._keeper: Keeper | None = None
+
+    # -- life ------------------------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Works until drained (see `drain`) or cancelled; a cancelled worker gives back what it holds."""
+        twin = self._store.twin()
+        keeper = Keeper(
+            twin or self._store,
+            owner=self.id,
+            lease=self._settings.lease,
+            lost=self._lost,
+            record=self.record,
+            step_at=self._codes.get,
+        )
+        self._keeper = keeper
+        await persistently(lambda: self._store.register_worker(self.record(), ttl=self._settings.lease * 2), 30.0)
+        await self._expire_gone()
+        try:
+            with self._store.wakeups.on_stops(self._stopped):
+                async with anyio.create_task_group() as group:
+                    self._group = group
+                    if twin is not None:
+                        keeper.start()
+                    else:
+                        group.start_soon(keeper.keep)
+                    group.start_soon(self._commit_loop)
+                    group.start_soon(self._watch_bodies)
+                    try:
+                        await self._claim_loop()
+                        await self._finish()
+                    finally:
+                        group.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(10):
+                await self._release_all()
+                await keeper.stop()
+                await self._forget()
+
+    def drain(self) -> None:
+        """No new tasks from now on; running ones get the grace time, then they are given back, and `run` returns."""
+        self.draining = True
+        self._freed.ring()
+        self._idle.ring()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[WorkerLoop]:
+        """The worker at work beside the caller's own code; drained on the way out."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.run)
+            try:
+                yield self
+            finally:
+                self.drain()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs, waits to be committed or is being committed."""
+        return not self._attempts and not self._reports and not self._committing
+
+    def record(self) -> WorkerRecord:
+        """What the store knows of this incarnation."""
+        return WorkerRecord(
+            self.id,
+            socket.gethostname(),
+            boot_id(),
+            os.getpid(),
+            this_process_started(),
+            self._settings.queues,
+            sorted(self._steps),
+        )
+
+    async def _expire_gone(self) -> None:
+        """Work that an earlier process of this machine left behind need not wait for its lease to end."""
+        alive, boot = processes_alive(), boot_id()
+        if alive is None or not boot:
+            return
+        gone = await persistently(lambda: self._store.expire_leases_of_gone(socket.gethostname(), boot, alive), 10.0)
+        if gone:
+            log.warning(
+                "workers of this machine are gone; their leases end now", extra={"workers": gone, "count": len(gone)}
+            )
+
+    async def _forget(self) -> None:
+        try:
+            await self._store.forget_worker(self.id)
+        except StoreUnavailable as error:
+            log.info("the registration of this worker is left to expire", extra={"error": str(error)})
+
+    # -- claiming ----------------------------------------------------------------------------------------------
+    async def _claim_loop(self) -> None:
+        settings = self._settings
+        with self._store.wakeups.on_tasks(settings.queues) as ready:
+            self._idle = ready
+            while not self.draining:
+                free = self._free_slots()
+                if free <= 0:
+                    await self._freed.wait(settings.poll_interval)
+                    continue
+                steps: Sequence[str] = list(self._steps) if self._threads < settings.threads else self._async_steps
+                limit = min(free, MOST_CLAIMED)
+                self._reserved += limit
+                try:
+                    claimed = await self._claim(steps, limit)
+                finally:
+                    self._reserved -= limit
+                self._claim_was_full = len(claimed) == limit
+                for task in claimed:
+                    self._in_a_row[task.run.run_id] = 0
+                    await self._begin(task)
+                if not claimed:
+                    await self._sleep(ready)
+
+    async def _claim(self, steps: Sequence[str], limit: int) -> list[ClaimedTask]:
+        settings = self._settings
+        return await persistently(
+            lambda: self._store.claim_tasks(
+                queues=settings.queues, steps=steps, limit=limit, owner=self.id, lease=settings.lease
+            ),
+            None,
+        )
+
+    async def _sleep(self, ready: Bell) -> None:
+        """Waits for work. Others pay for a notification only while somebody is known to sleep."""
+        now = time.monotonic()
+        if now > self._asleep_until:
+            self._asleep_until = now + _SLEEP_RENEWED
+            await persistently(lambda: self._store.set_sleeping(self.id, asleep=True, ttl=_SLEEP_TTL), None)
+            return  # What became ready before that was not announced: look once more.
+        await ready.wait(self._settings.poll_interval)
+
+    def _free_slots(self) -> int:
+        return self._settings.concurrency - len(self._attempts) - self._reserved
+
+    # -- bodies ------------------------------------------------------------------------------------------------
+    async def _begin(self, claimed: ClaimedTask) -> None:
+        """Starts the body of a leased task."""
+        plan = await self._applier.remember(claimed)
+        step = self._steps[claimed.step]
+        attempt = Attempt(self, claimed, plan, step)
+        run_id = claimed.run.run_id
+        self._attempts.add(attempt)
+        self._by_run.setdefault(run_id, set()).add(attempt)
+        if not step.is_async:
+            self._threads += 1
+        self.executed += 1
+        assert self._group is not None
+        assert self._keeper is not None
+        self._keeper.hold(attempt)
+        self._group.start_soon(attempt.run, name=f"{claimed.step} of run {run_id}")
+
+    def report(self, attempt: Attempt, event: Report) -> None:
+        """Takes an attempt's report to the next commit."""
+        self._reports.append((attempt, event))
+        self._reported.ring()
+
+    def body_ended(self, attempt: Attempt) -> None:
+        """A body has really ended: its slot is free."""
+        self._attempts.discard(attempt)
+        if not attempt.step.is_async:
+            self._threads -= 1
+        if attempt.stopped and not attempt.released:
+            self._dismiss(attempt)
+        self._freed.ring()
+
+    def beat(self, attempt: Attempt) -> None:
+        """A sign of life from a body."""
+        assert self._keeper is not None
+        self._keeper.beat(attempt)
+
+    def _dismiss(self, attempt: Attempt) -> None:
+        """The attempt is over as far as the store is concerned."""
+        assert self._keeper is not None
+        self._keeper.drop(attempt)
+        run_id = attempt.claimed.run.run_id
+        here = self._by_run.get(run_id)
+        if here is not None:
+            here.discard(attempt)
+            if not here:
+                del self._by_run[run_id]
+                self._in_a_row.pop(run_id, None)
+                self._applier.forget(run_id)
+
+    # -- what ends attempts from outside -----------------------------------------------------------------------
+    def _stopped(self, run_id: str) -> None:
+        for attempt in tuple(self._by_run.get(run_id, ())):
+            if not attempt.reported:
+                attempt.stop()
+
+    def _lost(self, attempt: Attempt, answer: Renewal) -> None:
+        if attempt.reported or attempt.stopped:
+            return
+        if answer is Renewal.LOST:
+            log.warning(
+                "a lease was lost: somebody else has the task now; the body is told to stop", extra=attempt.facts()
+            )
+        attempt.stop()
+
+    async def _watch_bodies(self) -> None:
+        """Names bodies that go on although nobody waits for them any more: they keep their slots."""
+        while True:
+            await anyio.sleep(1.0)
+            now = time.monotonic()
+            for attempt in tuple(self._attempts):
+                if attempt.stopped and now - attempt.warned >= _OLD_THREAD:
+                    attempt.warned = now
+                    log.warning(
+                        "a body goes on after its attempt ended, and keeps its slot",
+                        extra={**attempt.facts(), "seconds": round(now - attempt.started, 1), "thread": attempt.thread},
+                    )
+
+    # -- committing --------------------------------------------------------------------------------------------
+    async def _commit_loop(self) -> None:
+        while True:
+            if not self._reports:
+                await self._reported.wait(None)
+                continue
+            batch, self._reports = self._reports[:MOST_REPORTS], self._reports[MOST_REPORTS:]
+            self._committing = True
+            try:
+                await self._commit(batch)
+            finally:
+                self._committing = False
+            self._freed.ring()
+
+    async def _commit(self, batch: Sequence[tuple[Attempt, Report]]) -> None:
+        applied = await self._applier.apply(_by_run(batch), grant=self._grant)
+        self._reserved -= self._granted
+        self._granted = 0
+        await self._take_over(applied)
+        for ignored in applied.ignored:
+            self._explain(ignored.run_id, ignored.event, ignored.reason)
+        for attempt, _ in batch:
+            self._dismiss(attempt)
+
+    async def _take_over(self, applied: Applied) -> None:
+        for task in applied.handed:
+            run_id = task.run.run_id
+            self._in_a_row[run_id] = self._in_a_row.get(run_id, 0) + 1
+            if not any(a.task == task.task for a in self._by_run.get(run_id, ())):
+                await self._begin(task)
+
+    def _grant(self, node: Node) -> bool:
+        """Whether this worker takes a task that has just become ready, instead of leaving it to a claim."""
+        step = self._steps.get(node.step)
+        options = node.options
+        if (
+            step is None
+            or self.draining
+            or self._claim_was_full
+            or options.concurrency is not None
+            or options.rate_limit is not None
+            or options.queue not in self._settings.queues
+            or self._free_slots() <= 0
+            or (not step.is_async and self._threads >= self._settings.threads)
+        ):
+            return False
+        self._reserved += 1
+        self._granted += 1
+        return True
+
+    @staticmethod
+    def _explain(run_id: str, event: Event, reason: str) -> None:
+        if isinstance(event, Report):
+            task = event.task
+            log.warning(
+                f"a report was not applied: {reason}",
+                extra={
+                    "run_id": run_id,
+                    "node": task.node,
+                    "attempt": task.attempt,
+                    "delivery": task.delivery,
+                    "reason": reason,
+                },
+            )
+
+    # -- the end -----------------------------------------------------------------------------------------------
+    async def _finish(self) -> None:
+        """Lets running bodies end, for the grace time; what is left is told to stop and given back."""
+        with anyio.move_on_after(self._settings.grace):
+            while not self.is_idle:
+                await self._freed.wait(0.2)
+        if self._attempts:
+            log.warning("the grace time is over; unfinished steps are given back", extra={"count": len(self._attempts)})
+            await self._release_all()
+
+    async def _release_all(self) -> None:
+        """Gives back every task this worker still holds, and commits what was reported."""
+        for attempt in tuple(self._attempts):
+            if not attempt.reported:
+                attempt.stop(released=True)
+        with anyio.move_on_after(2.0):
+            # Bodies see their cancellation first: what they report instead of a release still counts.
+            while any(not attempt.reported and not attempt.thread for attempt in self._attempts):
+                await self._freed.wait(0.05)
+        for attempt in tuple(self._attempts):
+            if not attempt.reported:
+                attempt.give_back()
+        while self._reports:
+            batch, self._reports = self._reports, []
+            try:
+                await self._applier.apply(_by_run(batch), patience=5.0)
+            except StoreUnavailable as error:
+                log.warning(
+                    "tasks could not be given back; their leases end by themselves", extra={"error": str(error)}
+                )
+
+
+def _by_run(batch: Sequence[tuple[Attempt, Report]]) -> dict[str, list[Event]]:
+    events: dict[str, list[Event]] = {}
+    for attempt, event in batch:
+        events.setdefault(attempt.claimed.run.run_id, []).append(event)
+    return events
+
+
+def steps_of(
+    workflows: Sequence[Workflow[..., Any]], steps: Sequence[Step[..., Any]] = ()
+) -> dict[str, Step[..., Any]]:
+    """Every step the workflows use, and those given, by name. Raises PlanError when two of one name differ."""
+    found: dict[str, Step[..., Any]] = {}
+    for step in (*steps, *(step for workflow in workflows for step in workflow.steps.values())):
+        other = found.setdefault(step.name, step)
+        if other.fn is not step.fn:
+            raise PlanError(
+                f"two steps are named {step.name!r}: one in {other.module}, one in {step.module}",
+                "A step's name is how workers know it: give one another with @step(name=...).",
+            )
+    return found

@@ -1,0 +1,179 @@
+# ruff: noqa: B018
+"""Mistakes, one a line: the comment says which checker finds it.
+
+What the types cannot see is refused while the workflow is built: tests/surface/test_define_workflows.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+
+from composer.define.context import step_context
+from composer.define.step import step
+from composer.define.workflow import Startable, workflow
+
+
+@dataclass
+class Item:
+    sku: str
+
+
+@dataclass
+class Order:
+    id: str
+    total: Decimal
+    items: list[Item]
+    note: str | None = None
+
+
+@dataclass
+class Receipt:
+    amount: Decimal
+
+
+@step
+async def charge(order: Order) -> Receipt:
+    return Receipt(order.total)
+
+
+@step
+def pack(item: Item, box: str = "s", *, fragile: bool = False) -> str:
+    return box
+
+
+@step
+def notify(text: str) -> None: ...
+
+
+@step
+def total(values: list[Decimal]) -> Decimal:
+    return sum(values, Decimal(0))
+
+
+# -- arguments and wires
+
+
+@workflow
+def wires(order: Order) -> str:
+    receipt = charge(order)
+    charge(order.items)  # E: mypy pyright
+    charge()  # E: mypy pyright
+    charge(order, 1)  # E: mypy pyright
+    charge(ordr=order)  # E: mypy pyright
+    charge("x")  # E: mypy pyright
+    pack(receipt)  # E: mypy pyright
+    pack(order.items[0], 3)  # E: mypy pyright
+    pack(order.items[0], "s", True)  # E: mypy pyright
+    pack(order.items[0], fragil=True)  # E: mypy pyright
+    pack(order.items)  # E: mypy pyright
+    notify(order.note)  # E: mypy pyright
+    notify(order.total)  # E: mypy pyright
+    total(order.items)  # E: mypy pyright
+    total([order.id])  # E: mypy pyright
+    notify(order.idd)  # E: mypy pyright
+    notify(receipt.amout)  # E: mypy pyright
+    notify(order.items.sku)  # E: mypy pyright
+    notify(order.items["a"])  # E: mypy pyright
+    notify(order["id"])  # E: mypy pyright
+    notify(order.id())  # E: mypy pyright
+    return pack(order.items[0])
+
+
+@workflow
+def wrong_result(order: Order) -> str:
+    return charge(order)  # E: mypy pyright
+
+
+@workflow
+def awaits(order: Order) -> Receipt:
+    return await charge(order)  # E: mypy pyright
+
+
+# -- options
+
+
+@workflow
+def options(order: Order) -> None:
+    charge.options(timout=3)(order)  # E: mypy pyright
+    charge.options(retries="3")(order)  # E: mypy pyright
+    charge.options(priority=1.5)(order)  # E: mypy pyright
+    charge.options(heartbeat="never")(order)  # E: mypy pyright
+    charge.options(queue=None)(order)  # E: mypy pyright
+    charge.options(timeout=3)("x")  # E: mypy pyright
+    charge.options("eu")(order)  # E: mypy pyright
+    charge.named(3)(order)  # E: mypy pyright
+    charge.named("x")()  # E: mypy pyright
+    charge.after(after=order)(order)  # E: mypy pyright
+
+
+@step(retires=3)  # E: mypy pyright
+def misspelt() -> None: ...
+
+
+@step(on_crash="ignore")  # E: mypy pyright
+def no_choice() -> None: ...
+
+
+@step(timeout=b"10s")  # E: mypy pyright
+def no_duration() -> None: ...
+
+
+@workflow(timeot=timedelta(days=1))  # E: mypy pyright
+def misspelt_too() -> None: ...
+
+
+@workflow(fail_fast="yes")  # E: mypy pyright
+def no_bool() -> None: ...
+
+
+# -- undo
+
+
+@charge.compensate  # E: mypy pyright
+async def wrong_order(order: Order, receipt: Receipt) -> None: ...
+
+
+@charge.compensate  # E: mypy pyright
+async def wrong_type(receipt: str) -> None: ...
+
+
+@pack.compensate  # E: mypy pyright
+def without_a_keyword(label: str, item: Item, box: str) -> None: ...
+
+
+@pack.compensate  # E: mypy pyright
+def gives_something(label: str) -> int:
+    return 1
+
+
+# -- the plain functions, the context
+
+
+async def elsewhere(order: Order) -> None:
+    charge.fn(order)  # E: mypy pyright
+    await charge.fn("x")  # E: mypy pyright
+    await charge(order)  # E: mypy pyright
+    pack.fn(order)  # E: mypy pyright
+    pack.fn(order.items[0]).sku  # E: mypy pyright
+    (await charge.fn(order)).amout  # E: mypy pyright
+    range(step_context().heartbeat_details(int))  # E: mypy pyright
+    range(step_context().heartbeat_details(str, default=0))  # E: mypy pyright
+    step_context().attempts  # E: mypy pyright
+
+
+# -- workflows as values
+
+
+def start(workflow: Startable[Callable[[Order], str]]) -> None: ...
+
+
+start(wires)
+start(charge)  # E: mypy pyright
+start(wires.fn)  # E: mypy pyright
+start(awaits)  # E: mypy pyright
+wires.bind()  # E: mypy pyright
+wires.bind("x")  # E: mypy pyright
+wires.bind(order="x")  # E: mypy pyright
+wires.bind(Order("a", Decimal(1), []), gift=True)  # E: mypy pyright
+wires.decode_result("").sku  # E: mypy pyright

@@ -1,0 +1,123 @@
+# pyright: strict
+"""Correct uses of the define layer: neither checker has anything to say about this file."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import assert_type
+
+from composer.core.retries import Retry
+from composer.define.context import StepContext, step_context
+from composer.define.step import AsyncStep, SyncStep, step
+from composer.define.workflow import Startable, Workflow, workflow
+
+
+@dataclass
+class Item:
+    sku: str
+
+
+@dataclass
+class Order:
+    id: str
+    total: Decimal
+    items: list[Item]
+    note: str | None = None
+
+
+@dataclass
+class Receipt:
+    amount: Decimal
+    code: str
+
+
+@dataclass
+class Label:
+    text: str
+
+
+@step
+async def charge(order: Order) -> Receipt:
+    return Receipt(order.total, "x")
+
+
+@charge.compensate
+async def refund(receipt: Receipt, order: Order) -> None: ...
+
+
+@step(retries=Retry(attempts=5, delay=0.5, max_delay="30s"), timeout="10s", queue="eu", priority=3)
+def pack(item: Item, box: str = "s", *, fragile: bool = False) -> Label:
+    return Label(item.sku)
+
+
+@pack.compensate
+def unpack(label: Label) -> None: ...
+
+
+@step(heartbeat="manual", heartbeat_timeout=timedelta(seconds=30), retries=2, on_crash="fail", timeout=None)
+async def ship(receipt: Receipt, labels: list[Label]) -> Label:
+    context = step_context()
+    assert_type(context, StepContext)
+    assert_type(context.heartbeat_details(int, default=0), int)
+    assert_type(context.heartbeat_details(int), int | None)
+    assert_type(context.heartbeat_details(list[Label], default=None), list[Label] | None)
+    assert_type(context.heartbeat_details(int | str, default=b""), int | str | bytes)
+    for done in range(context.heartbeat_details(int, default=0), len(labels)):
+        context.heartbeat(done)
+    context.check_cancelled()
+    context.log.info("attempt %s", context.attempt)
+    return labels[0]
+
+
+@step(name="audit-1", concurrency=3, rate_limit="10/s", compensate_on="started")
+def audit(at: datetime | None, text: str) -> None: ...
+
+
+@step
+async def add(numbers: list[float], by: float = 1) -> float:
+    return sum(numbers) * by
+
+
+one: AsyncStep[[Order], Receipt] = charge
+
+
+@workflow
+def fulfil(order: Order) -> Label:
+    receipt = charge(order)
+    assert_type(receipt, Receipt)
+    assert_type(receipt.amount, Decimal)
+    assert_type(order.items[0].sku, str)
+    first = pack(order.items[0], "xl", fragile=True)
+    second = pack.options(queue="us", retries=0, timeout=timedelta(minutes=1))(item=order.items[1])
+    third = pack.named("third")(Item("x"))
+    audit.after(first, second)(None, order.id)
+    add([1, 2.5], by=3)
+    return ship(receipt, [first, second, third])
+
+
+@workflow(name="other", timeout="3d", fail_fast=True)
+def other(count: int, *, scale: float = 1.0, text: str = "a") -> float:
+    return add([count], by=scale)
+
+
+two: Workflow[[Order], Label] = fulfil
+assert_type(other.bind(3, scale=4), Workflow[[], float])
+assert_type(fulfil.decode_result("null"), Label)
+
+
+async def in_a_test(order: Order) -> None:
+    assert_type(await charge.fn(order), Receipt)
+    assert_type(pack.fn(order.items[0], fragile=True), Label)
+
+
+def takes_startable(workflow: Startable[Callable[[Order], Label]]) -> None: ...
+
+
+def takes_steps(one: AsyncStep[[Order], Receipt], two: SyncStep[..., Label]) -> None: ...
+
+
+takes_startable(fulfil)
+takes_steps(charge, pack)
+builder: Callable[[Order], Label] = fulfil.fn
+undo: Callable[[Receipt, Order], Awaitable[None] | None] = refund
