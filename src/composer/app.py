@@ -101,7 +101,7 @@ class Worker:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         try:
             if kind is None:
                 self.drain()
@@ -109,7 +109,8 @@ class Worker:
         finally:
             if self._services is not None:
                 self._services.cancel_scope.cancel()
-        return await self._stack.__aexit__(kind, error, trace)
+            # The caller's own exception passes as it is, and not wrapped in a group by the services' task group.
+            await self._stack.aclose()
 
     async def _work(self) -> None:
         try:

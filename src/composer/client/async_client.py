@@ -6,7 +6,7 @@ import secrets
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
@@ -21,13 +21,13 @@ from composer.client.starting import checked_workflow, encoded_input, new_run, w
 from composer.client.views import RunView, failure_of, view
 from composer.coordinator.recovery import Recovered, recover
 from composer.core.decide import reset_nodes, stale_nodes
-from composer.core.events import CancelRequested, RetryRequested
-from composer.core.plan import Plan
+from composer.core.events import CancelRequested, Delivery, RetryRequested
+from composer.core.plan import INPUT, Plan
 from composer.core.states import ENDED_RUN, NodeState, RunStatus
 from composer.define.workflow import Startable, Workflow
 from composer.errors import IdempotencyConflict, ResultTimeout, RunNotFound, RunNotRetryable
-from composer.ports.store import HistoryRow, NewRun, Store
-from composer.ports.wakeups import RunEnd
+from composer.ports.store import ClaimedTask, HistoryRow, NewRun, RunHead, StartAnswer, Store
+from composer.ports.wakeups import RunEnd, Taker
 from composer.settings import Settings, read_settings
 
 R = TypeVar("R")
@@ -36,6 +36,9 @@ Ts = TypeVarTuple("Ts")
 
 PATIENCE: Final = 10.0
 """Seconds a call goes on trying while the database is away, before StoreUnavailable."""
+MOST_HANDED_OVER: Final = 100
+"""Runs of one start call whose first tasks may go to a worker of this process at once."""
+_MOST_FRESH: Final = 10_000
 _SLEEP_TTL: Final = 30.0
 _SLEEP_RENEWED: Final = 10.0
 
@@ -117,6 +120,9 @@ class AsyncClient:
         self._id = f"client-{secrets.token_hex(8)}"
         self._asleep_until = 0.0
         self._listening = False
+        self._fresh: dict[str, int] = {}
+        """Runs started here while ends were heard, with the wake-ups' epoch at that time."""
+        self._ends = _EndReader(lambda: self.store)
 
     async def __aenter__(self) -> Self:
         await self._stack.__aenter__()
@@ -131,10 +137,11 @@ class AsyncClient:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         if self._group is not None:
             self._group.cancel_scope.cancel()
-        return await self._stack.__aexit__(kind, error, trace)
+        # The caller's own exception passes as it is, and not wrapped in a group by the listener's task group.
+        await self._stack.aclose()
 
     @property
     def store(self) -> Store:
@@ -207,13 +214,22 @@ class AsyncClient:
             new_run(run_id, flow.name, plan, plan_id, text, key=key, priority=priority, tags=tags or {}, starts=starts)
             for run_id, text, (_, key) in zip(ids, texts, inputs, strict=True)
         ]
+        taker = store.wakeups.taker
+        if taker is not None and len(runs) <= MOST_HANDED_OVER:
+            runs = [_handed_over(run, taker) for run in runs]
+        owner, lease = (taker.id, taker.lease) if taker is not None else ("", 0.0)
         tries = 0
 
         def lost(_: object) -> None:
             nonlocal tries
             tries += 1
 
-        answers = await persistently(lambda: store.start_runs(runs), PATIENCE, lost)
+        hears = self._hears()
+        answers = await persistently(lambda: store.start_runs(runs, owner=owner, lease=lease), PATIENCE, lost)
+        if taker is not None:
+            for run, answer in zip(runs, answers, strict=True):
+                if run.leased:
+                    await _hand_over(run, answer, taker)
         handles: list[AsyncRunHandle[Any]] = []
         for run, answer in zip(runs, answers, strict=True):
             if run.key is not None and answer.digest != run.digest:
@@ -221,6 +237,10 @@ class AsyncClient:
             # A start whose first answer was lost finds its own run.
             created = answer.created or (tries > 0 and answer.run_id == run.run_id)
             handles.append(AsyncRunHandle(self, answer.run_id, flow, created=created))
+            if created and hears:
+                self._fresh[answer.run_id] = store.wakeups.epoch
+        while len(self._fresh) > _MOST_FRESH:
+            del self._fresh[next(iter(self._fresh))]
         return handles
 
     # -- looking -------------------------------------------------------------------------------------------
@@ -261,20 +281,24 @@ class AsyncClient:
             heard.append(end)
             woken.set()
 
+        # A run that was started here while everything was heard has been heard to end, or has not ended.
+        known_open = self._fresh.pop(run_id, -1) == store.wakeups.epoch and self._hears()
         with store.wakeups.on_end(run_id, hear), anyio.move_on_after(timeout):
             await self._listen()
             while True:
                 known = next((end for end in heard if end is not None), None)
-                if known is None:
+                if known is None and (heard or not known_open):
                     heard.clear()
-                    woken = anyio.Event()
-                    known = (await persistently(lambda: store.run_ends([run_id]), PATIENCE)).get(run_id)
+                    known = await self._ends.read(run_id)
                     if known is None:
                         raise RunNotFound(run_id, store.namespace)
-                if known.status in ENDED_RUN:
+                if known is not None and known.status in ENDED_RUN:
                     return known
-                with anyio.move_on_after(self.settings.poll_interval):
-                    await woken.wait()
+                known_open = False
+                if not heard:
+                    woken = anyio.Event()
+                    with anyio.move_on_after(self.settings.poll_interval):
+                        await woken.wait()
                 await self._stay_asleep()
         raise ResultTimeout(
             run_id,
@@ -290,6 +314,10 @@ class AsyncClient:
                 assert self._group is not None
                 self._group.start_soon(self.store.listen)
         await self._stay_asleep()
+
+    def _hears(self) -> bool:
+        """Whether the end of any run is announced to this client now."""
+        return self._listening and anyio.current_time() < self._asleep_until
 
     async def _stay_asleep(self) -> None:
         now = anyio.current_time()
@@ -345,6 +373,47 @@ class AsyncClient:
     async def recover(self) -> Recovered:
         """One recovery pass, as every coordinator does it: returns what it did."""
         return await recover(self.store)
+
+
+class _EndReader:
+    """Reads how runs ended for everybody who asks: while one read is under way, the next batch gathers."""
+
+    def __init__(self, store: Callable[[], Store]) -> None:
+        self._store = store
+        self._waiting: dict[str, list[anyio.Event]] = {}
+        self._found: dict[str, RunEnd] = {}
+        self._reading = anyio.Lock()
+
+    async def read(self, run_id: str) -> RunEnd | None:
+        """Status, output and error of a run; None when there is no such run."""
+        done = anyio.Event()
+        self._waiting.setdefault(run_id, []).append(done)
+        async with self._reading:
+            if not done.is_set():
+                batch, self._waiting = self._waiting, {}
+                self._found = await persistently(lambda: self._store().run_ends(sorted(batch)), PATIENCE)
+                for waiting in batch.values():
+                    for event in waiting:
+                        event.set()
+            return self._found.get(run_id)
+
+
+def _handed_over(run: NewRun, taker: Taker) -> NewRun:
+    """The run with those of its first tasks leased that a worker here takes at once."""
+    nodes = run.plan.nodes
+    return replace(run, leased=frozenset(s.node for s in run.transition.starts if taker.grant(nodes[s.node])))
+
+
+async def _hand_over(run: NewRun, answer: StartAnswer, taker: Taker) -> None:
+    if answer.run_id != run.run_id:
+        taker.refuse(len(run.leased))
+        return
+    head = RunHead(run.run_id, run.plan_id, run.transition.run, run.priority)
+    tasks: list[ClaimedTask] = []
+    for node in sorted(run.leased):
+        delivery = Delivery(node, 1, 1, worker=taker.id, claimed_at=answer.claimed_at)
+        tasks.append(ClaimedTask(head, delivery, run.plan.nodes[node].step, {INPUT: run.input}))
+    await taker.take(tasks)
 
 
 def _checked_id(run_id: str) -> str:

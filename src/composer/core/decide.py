@@ -17,6 +17,8 @@ from composer.core.events import (
     CancelRequested,
     DeadlinePassed,
     Event,
+    LeaseExpired,
+    Report,
     RetryRequested,
     Scheduled,
     Started,
@@ -43,7 +45,7 @@ def decide(
     An empty transition means that every event was ignored; `ignored` says why.
     """
     draft = Draft(plan, run, values)
-    for event in events:
+    for event in _one_report_a_task(draft, events) if len(events) > 1 else events:
         _route(draft, event)
         if draft.newly_settled:
             _advance(draft)
@@ -52,6 +54,31 @@ def decide(
         if missing:
             return NeedValues(missing)
     return draft.transition()
+
+
+def _one_report_a_task(draft: Draft, events: Sequence[Event]) -> list[Event]:
+    """The events without reports that another one of their batch outdoes: one task has one outcome in a batch.
+
+    The newest delivery counts, as an older one is no longer current; of one delivery a report rather than the expiry of
+    its lease, then the first. Were a stale report taken, its fence would fail and the good one be lost with it.
+    """
+    best: dict[tuple[int, int], Report] = {}
+    for event in events:
+        if isinstance(event, Report):
+            rival = best.setdefault((event.task.node, event.task.item), event)
+            if _weight(event) > _weight(rival):
+                best[event.task.node, event.task.item] = event
+    kept: list[Event] = []
+    for event in events:
+        if isinstance(event, Report) and best[event.task.node, event.task.item] is not event:
+            draft.ignore(event, "another report of the task is in the same batch")
+        else:
+            kept.append(event)
+    return kept
+
+
+def _weight(event: Report) -> tuple[int, int, bool]:
+    return event.task.delivery, event.task.attempt, not isinstance(event, LeaseExpired)
 
 
 def _route(draft: Draft, event: Event) -> None:
@@ -82,6 +109,8 @@ def _route(draft: Draft, event: Event) -> None:
         case CancelRequested():
             draft.record("cancel-requested", reason=event.reason)
             draft.stop(RunStatus.CANCELLED, json.dumps({"code": "cancelled", "message": event.reason}))
+        case _ if draft.status is RunStatus.SCHEDULED:
+            draft.ignore(event, "the run has not started")
         case DeadlinePassed():
             draft.record("deadline-passed")
             limit = (
@@ -90,8 +119,6 @@ def _route(draft: Draft, event: Event) -> None:
                 else "the deadline passed"
             )
             draft.stop(RunStatus.FAILED, json.dumps({"code": "deadline", "message": limit}))
-        case _ if draft.status is RunStatus.SCHEDULED:
-            draft.ignore(event, "the run has not started")
         case _:
             index = event.task.node
             if not 0 <= index < len(plan.nodes):
@@ -163,10 +190,14 @@ def _retry(draft: Draft, event: RetryRequested) -> None:
     if draft.status is not RunStatus.FAILED:
         draft.ignore(event, f"the run is {draft.status.value}")
         return
+    if draft.entries:
+        # Its tasks end in this transition, and a task is not ended and opened in one.
+        draft.ignore(event, "the run has failed in the same batch")
+        return
     draft.record("retry-requested", rerun_stale=event.rerun_stale)
     draft.status = RunStatus.RUNNING
     draft.restarts = True
-    draft.counters = Counters()
+    draft.counters = Counters(retries=draft.counters.retries + 1)
     draft.result = RunResult()
     draft.reset = reset_nodes(draft.plan, draft.letters, rerun_stale=event.rerun_stale)
     for index in draft.reset:

@@ -47,7 +47,7 @@ class Draft:
     def activate(self, node: Node, state: NodeState = NodeState.ACTIVE) -> None:
         """The node's task becomes ready."""
         self.letters[node.index] = state
-        self.starts.append(TaskStart(node.index, reopened=self.restarts))
+        self.starts.append(TaskStart(node.index, reopened=self.counters.retries > 0))
 
     def settle(self, node: int, state: NodeState) -> None:
         """The node has reached its end; whoever needs it is looked at next."""
@@ -59,10 +59,11 @@ class Draft:
         self.changes[change.node, change.item] = change
 
     def fail(self, node: Node, failure: Failure, attempt: int) -> None:
-        """The node has failed for good. The first failure of a run becomes the run's error."""
+        """The node has failed for good. The run's first failure, within a batch by plan order, becomes its error."""
         self.settle(node.index, NodeState.FAILED)
-        if self.counters.first_failure < 0:
-            self.counters = Counters(first_failure=node.index)
+        first = self.counters.first_failure
+        if first < 0 or (node.index < first and self._before.counters.first_failure < 0):
+            self.counters = Counters(node.index, self.counters.retries)
             self.result = RunResult(error=failure.encode(code="node-failed", node=node.name, attempt=attempt))
 
     def record(self, event: str, task: Delivery | None = None, **facts: Any) -> None:
@@ -123,7 +124,7 @@ class Draft:
             starts=self.starts,
             stops_open_tasks=self.stops,
             result=self.result,
-            restarts=self.restarts,
+            restarts=self.restarts and self.status is RunStatus.RUNNING,
             history=history,
             ignored=self.ignored,
         )

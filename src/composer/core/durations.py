@@ -31,7 +31,10 @@ def seconds(value: float | timedelta | str, *, what: str, least: float = 0.0, mo
             f"{what}: {value!r} is no duration", 'Write seconds, a timedelta, or text such as "30s" or "1h30m".'
         )
     else:
-        number = float(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf if value > 0 else -math.inf
     if not math.isfinite(number) or not least <= number <= most:
         bound = (
             f"at least {least:g} s"

@@ -8,12 +8,12 @@ from typing import Any
 
 from composer.core.plan import Plan
 from composer.core.snapshot import Counters, Letters, Snapshot
-from composer.core.states import RunStatus
+from composer.core.states import NodeState, RunStatus
 
 
 @dataclass(slots=True)
 class TaskTally:
-    """What history knows of one task."""
+    """What history knows of one task: as many attempts, failures and crashes as its row has, at every version."""
 
     attempt: int = 1
     failures: int = 0
@@ -39,13 +39,13 @@ def fold(plan: Plan, history: Iterable[Mapping[str, Any]]) -> Folded:
         status = RunStatus(changes.get("status", status))
         counters = changes.get("counters", counters)
         for name, letter in changes.get("nodes", {}).items():
-            letters[plan.index[name]] = letter
-        for name in changes.get("reset", ()):
-            # A retry gives fresh budgets. The attempt rises when the task is opened again, which the row says.
-            for key, tally in tasks.items():
-                if key[0] == plan.index[name]:
-                    tally.failures = tally.crashes = tally.completions = 0
-                    tally.attempt += 1
+            index = plan.index[name]
+            letters[index] = letter
+            if letter == NodeState.ACTIVE:
+                # Its task is opened. One that was there before a retry goes on counting attempts, with fresh budgets:
+                # now, and not when the retry reset the node, as its row is not touched before.
+                old = tasks.get((index, -1))
+                tasks[index, -1] = TaskTally() if old is None else TaskTally(old.attempt + 1)
         for entry in changes.get("events", ()):
             if "outcome" not in entry:
                 continue

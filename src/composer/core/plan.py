@@ -275,9 +275,14 @@ def names_in(symbol: Mapping[str, Any]) -> Iterator[str]:
             yield from names_in(part)
 
 
+_CANONICAL: Final = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False
+).encode
+
+
 def canonical(value: object) -> str:
     """JSON with one spelling a value: sorted keys, no spaces."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _CANONICAL(value)
 
 
 def _digest(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -13,6 +13,11 @@ from composer.errors import PlanError
 
 CEILING: Final = timedelta(days=366).total_seconds()
 """No delay is longer, whatever the policy multiplies up to: a moment the calendar and PostgreSQL can hold."""
+
+
+def bounded(delay: float) -> float:
+    """A delay that a step asked for, within [0, CEILING]. What is no number is no delay."""
+    return min(delay, CEILING) if delay > 0.0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,9 @@ class Retry:
                 raise PlanError(f"Retry({name}={value!r}): expected a number from {least:g} to {most:g}")
             put(self, name, float(value))
         types: Any = self.no_retry_on
-        types = (types,) if isinstance(types, type) else tuple(types)
+        if isinstance(types, type) or not isinstance(types, Iterable):
+            types = (types,)
+        types = tuple(types)
         for kind in types:
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
                 raise PlanError(f"Retry(no_retry_on=...): {kind!r} is no exception type")
@@ -73,7 +80,7 @@ class Retry:
         return min(base * (1.0 + self.jitter * (2.0 * jitter - 1.0)), most, CEILING)
 
     def as_json(self) -> dict[str, Any]:
-        """What the plan keeps of it: the fields that differ from no retry at all, exception types by name."""
+        """What the plan keeps of it: every field, exception types by name."""
         return {
             "attempts": self.attempts,
             "delay": self.delay,

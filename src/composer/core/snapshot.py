@@ -61,15 +61,25 @@ class Counters:
 
     first_failure: int = -1
     """Index of the node whose failure came first, -1 while none has failed."""
+    retries: int = 0
+    """How often the failed run was opened again. From then on a task that starts may have a row from before."""
 
     def encode(self) -> str:
         """The stored text."""
-        return "" if self == _NO_COUNTERS else json.dumps({"first_failure": self.first_failure}, separators=(",", ":"))
+        if self == _NO_COUNTERS:
+            return ""
+        counted = {"first_failure": self.first_failure}
+        if self.retries:
+            counted["retries"] = self.retries
+        return json.dumps(counted, separators=(",", ":"))
 
     @classmethod
     def decode(cls, text: str) -> Counters:
         """Counters from their stored text."""
-        return cls(json.loads(text)["first_failure"]) if text else _NO_COUNTERS
+        if not text:
+            return _NO_COUNTERS
+        counted = json.loads(text)
+        return cls(counted["first_failure"], counted.get("retries", 0))
 
 
 _NO_COUNTERS: Final = Counters()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 from composer.core.events import Event
-from composer.core.plan import canonical
 from composer.core.snapshot import Snapshot
 from composer.core.states import ENDED_RUN, TaskState
+
+_HISTORY: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False).encode
 
 
 class Fence(IntEnum):
@@ -99,8 +101,8 @@ class Transition:
 
     @property
     def history_text(self) -> str:
-        """The history row: canonical JSON."""
-        return canonical(self.history)
+        """The history row: canonical JSON, in ASCII, since half a surrogate pair in a message must not make it unwritable."""
+        return _HISTORY(self.history)
 
 
 @dataclass(frozen=True, slots=True)

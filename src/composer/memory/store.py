@@ -296,13 +296,15 @@ class MemoryStore:
                     task.state, task.owner, task.lease_expires_at, task.wake_at = TaskState.CANCELLED, None, None, None
                     task.finished_at = now
             self.wakeups.run_stopped(run_id)
-        self._open_tasks(run_id, run, made.starts, commit.leased, owner, lease)
+        # A rare commit hands nothing over, as on PostgreSQL: a task opened again is not at its first attempt.
+        leased = frozenset[int]() if made.is_rare else commit.leased
+        self._open_tasks(run_id, run, made.starts, leased, owner, lease)
         run.history.append(HistoryRow(made.run.version, now, made.history))
         if timer:
             self.wakeups.timer_set()
         if made.ends_run:
             self.wakeups.run_ended(run_id, RunEnd(run_id, made.run.status.value, run.output, run.error))
-        return CommitAnswer(run_id, Verdict.WON, leased=commit.leased)
+        return CommitAnswer(run_id, Verdict.WON, leased=leased)
 
     def _holds(self, run: _Run, change: TaskChange, *, rare: bool) -> bool:
         task = run.tasks.get((change.node, change.item))
@@ -426,6 +428,7 @@ class MemoryStore:
                 elif (
                     task.state is TaskState.READY
                     and key not in self._outbox
+                    and run.quarantine is None
                     and run.updated_at < before
                     and put < limit
                 ):

@@ -7,11 +7,14 @@ to one event loop; other threads come in through `anyio.from_thread`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import anyio
+
+from composer.core.plan import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,40 @@ class RunEnd:
     status: str
     output: str | None
     error: str | None
+
+
+class Taker(Protocol):
+    """A worker beside the client, in one process and one loop: a new run's first tasks can go to it with the start."""
+
+    @property
+    def id(self) -> str:
+        """The owner of what it takes."""
+        ...
+
+    @property
+    def lease(self) -> float:
+        """Seconds of its leases."""
+        ...
+
+    def grant(self, node: Node) -> bool:
+        """Whether it takes a task of this node; a slot is kept for it until `take` or `refuse`."""
+        ...
+
+    def refuse(self, count: int) -> None:
+        """So many granted tasks do not come after all."""
+        ...
+
+    async def take(self, tasks: Sequence[Any]) -> None:
+        """Runs granted tasks, as ports.store.ClaimedTask: they are leased to it already."""
+        ...
+
+
+_MOST_RECENT: Final = 2_000
+_SMALL: Final = 4_096
+
+
+def _is_small(end: RunEnd) -> bool:
+    return len(end.output or "") + len(end.error or "") <= _SMALL
 
 
 class Bell:
@@ -53,6 +90,11 @@ class Wakeups:
     """Everything somebody in this process can wait for."""
 
     def __init__(self) -> None:
+        self.epoch = 0
+        """Grows whenever something may have been missed. While it stays, every end that was announced has been heard."""
+        self.taker: Taker | None = None
+        """A worker of this process and loop that takes tasks at once, if there is one."""
+        self._recent: dict[str, RunEnd | None] = {}
         self._ready: dict[Bell, frozenset[str]] = {}
         self._timers: set[Bell] = set()
         self._ends: dict[str, list[Callable[[RunEnd | None], None]]] = {}
@@ -73,7 +115,10 @@ class Wakeups:
 
     def run_ended(self, run_id: str, end: RunEnd | None) -> None:
         """The run has ended; `end` when this process knows how."""
-        for heard in self._ends.get(run_id, ()):
+        self._recent[run_id] = end if end is not None and _is_small(end) else None
+        if len(self._recent) > _MOST_RECENT:
+            del self._recent[next(iter(self._recent))]
+        for heard in tuple(self._ends.get(run_id, ())):
             heard(end)
 
     def run_stopped(self, run_id: str) -> None:
@@ -89,6 +134,7 @@ class Wakeups:
 
     def look_for_ends(self) -> None:
         """Any run may have ended: whoever waits for one looks."""
+        self.epoch += 1
         for waiting in tuple(self._ends.values()):
             for heard in tuple(waiting):
                 heard(None)
@@ -116,7 +162,9 @@ class Wakeups:
 
     @contextmanager
     def on_end(self, run_id: str, heard: Callable[[RunEnd | None], None]) -> Iterator[None]:
-        """Calls `heard` when the run ends, or when it may have: None says to look."""
+        """Calls `heard` when the run ends, or when it may have: None says to look. At once when it ended a moment ago."""
+        if run_id in self._recent:
+            heard(self._recent[run_id])
         self._ends.setdefault(run_id, []).append(heard)
         try:
             yield

@@ -280,14 +280,10 @@ class EmbeddedPostgres:
                 # It lives and cannot be reached: its socket was deleted, as a cleaner of /tmp may do.
                 deadline += 60
                 if not embedded_reaper.stop_server(str(self.data)):
-                    pids = embedded_reaper.find_processes(str(self.data))
+                    seen = ", ".join(map(str, embedded_reaper.find_processes(str(self.data))))
                     raise self._failure(
                         f"Something still works on {self.data} and does not answer on its socket: "
-                        + (
-                            f"process {', '.join(map(str, pids))}."
-                            if pids
-                            else "no process that can be seen from here."
-                        ),
+                        + (f"process {seen}." if seen else "no process that can be seen from here."),
                         "End it, also in another container that shares this folder, and start again.",
                     )
             time.sleep(0.02)
@@ -313,8 +309,8 @@ class EmbeddedPostgres:
             account, major = self._new_account(binaries)
             self._initialise(account, major, binaries, starting)
         self._secure_socket_folder(account.owner)
-        # The server of a folder that was here and was moved or deleted in use would remove our socket at its end.
-        embedded_reaper.stop_server(str(self.data), displaced=True)
+        # The server of a folder that was here and was deleted in use would remove our socket at its end.
+        embedded_reaper.stop_server(str(self.data), deleted=True)
         for file in (self.data / "postmaster.pid", pathlib.Path(_socket_in(self._socket_folder) + ".lock")):
             _remove_stale(file)
         with contextlib.suppress(OSError):

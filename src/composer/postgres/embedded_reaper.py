@@ -24,15 +24,15 @@ _QUIT_SECONDS = 10.0
 _HAS_PROC = os.path.isdir("/proc/self")  # Linux, where slim images have no ps; elsewhere ps it is
 
 
-def find_server(data: str, *, displaced: bool = False) -> int | None:
+def find_server(data: str, *, deleted: bool = False) -> int | None:
     """The pid of the PostgreSQL server that runs on this data folder, None when there is none.
 
-    With `displaced`, of the server whose data folder was here and has been moved or deleted under it.
+    With `deleted`, of a server whose data folder was here and was deleted under it.
     The pid in `postmaster.pid` is a hint only: after a container restart it often names some other process, and a
     killed server stays behind as a zombie until its parent looks. What counts is the command line, which a zombie
-    has lost.
+    has lost, and the folder the process is in.
     """
-    if not displaced:
+    if not deleted:
         try:
             with open(os.path.join(data, "postmaster.pid"), encoding="ascii") as file:
                 hint = int(file.readline())
@@ -40,52 +40,62 @@ def find_server(data: str, *, displaced: bool = False) -> int | None:
                 return hint
         except (OSError, ValueError):
             pass  # no such file, or cut short by a crash
-    return next((pid for pid, arguments in _processes() if _is_server(pid, arguments, data, displaced)), None)
+    return next((pid for pid, arguments in _processes() if _is_server(pid, arguments, data, deleted)), None)
 
 
 def find_processes(data: str) -> list[int]:
     """The pids of every PostgreSQL process on this data folder, including those whose server was killed."""
-    found: list[int] = []
-    for pid, arguments in _processes():
-        # A server process changes into its data folder and stays; a shell that is there, or an editor, is no postgres.
-        is_postgres = os.path.basename(arguments.split(" ", 1)[0]).startswith("postgres")
-        if (is_postgres and _folder_of(pid) == data) or _is_server(pid, arguments, data):
-            found.append(pid)
-    return found
+    return [
+        pid
+        for pid, arguments in _processes()
+        if _is_server(pid, arguments, data) or (_program(arguments).startswith("postgres") and _is_in(pid, data))
+    ]
 
 
-def stop_server(data: str, *, displaced: bool = False) -> bool:
+def stop_server(data: str, *, deleted: bool = False) -> bool:
     """Whether there was a server on this data folder to stop; on return it has ended."""
-    pid = find_server(data, displaced=displaced)
-    if pid is None:
-        return False
+    told: int | None = None
     ways = ((signal.SIGINT, _SHUTDOWN_SECONDS), (signal.SIGQUIT, _QUIT_SECONDS), (signal.SIGKILL, _QUIT_SECONDS))
     for word, seconds in ways:
-        try:
-            os.kill(pid, word)
-        except ProcessLookupError:
-            return True
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if not _is_server(pid, _arguments(pid), data, displaced):
-                return True
+        last = None  # not always the same: a backend between its fork and its new title looks like its server
+        while (pid := find_server(data, deleted=deleted)) is not None and time.monotonic() < deadline:
+            if pid != last:
+                try:
+                    os.kill(pid, word)
+                except ProcessLookupError:
+                    continue
+                told = last = pid
             time.sleep(0.01)
-    return True
+        if pid is None:
+            break
+    return told is not None
 
 
-def _is_server(pid: int, arguments: str, data: str, displaced: bool = False) -> bool:
-    # As pg_ctl writes it. The blank at the end keeps /x/data apart from /x/data2.
-    if f"postgres -D {data} " not in arguments + " ":
+def _is_server(pid: int, arguments: str, data: str, deleted: bool = False) -> bool:
+    if not _HAS_PROC:  # as pg_ctl writes it; the blank at the end keeps /x/data apart from /x/data2
+        return not deleted and f"postgres -D {data} " in arguments + " "
+    if _program(arguments) != "postgres" or " -D " not in arguments:
         return False
-    folder = _folder_of(pid)
-    return (folder is not None and folder != data) if displaced else folder in (None, data)
-
-
-def _folder_of(pid: int) -> str | None:
+    if not deleted:
+        return _is_in(pid, data)
     try:
-        return os.readlink(f"/proc/{pid}/cwd")  # ends in " (deleted)" when it was
+        return f" -D {data} " in arguments + " " and os.stat(f"/proc/{pid}/cwd").st_nlink == 0
     except OSError:
-        return None  # gone meanwhile, another user's, or no /proc
+        return False
+
+
+def _program(arguments: str) -> str:
+    return os.path.basename(arguments.split(" -D ", 1)[0].split(": ", 1)[0])
+
+
+def _is_in(pid: int, folder: str) -> bool:
+    # A server process changes into its data folder and stays. The folder itself is compared and not its path, which
+    # may be another one's in a container whose processes are seen from here, and changes when the folder is moved.
+    try:
+        return os.path.samestat(os.stat(f"/proc/{pid}/cwd"), os.stat(folder))
+    except OSError:
+        return False  # gone meanwhile, another user's, or no /proc
 
 
 def _arguments(pid: int) -> str:
@@ -111,11 +121,16 @@ def _ps(*arguments: str) -> str:
     return subprocess.run(["ps", *arguments], capture_output=True, text=True, check=False).stdout
 
 
-def _is_here(descriptor: int, path: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except OSError:
-        return False
+def _where_now(descriptor: int, path: str) -> str | None:
+    """Where the open file that was at `path` is now; None when it was deleted, or moved where there is no /proc."""
+    places = [path]
+    with contextlib.suppress(OSError):
+        places.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    for place in places:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(place)):
+                return place
+    return None
 
 
 def _main(held: int, lease_file: str, data: str, socket_folder: str) -> None:
@@ -132,17 +147,19 @@ def _main(held: int, lease_file: str, data: str, socket_folder: str) -> None:
     os.close(low)
     for _ in range(2):
         fcntl.flock(lease, fcntl.LOCK_EX)  # returns when no owner is left, however it died
-        # Whoever deletes or moves the folder in use leaves a server behind, and may have another on the same path.
-        displaced = not _is_here(lease, lease_file)
-        if stop_server(data, displaced=displaced):
-            if socket_folder != data and not displaced:
+        # Whoever moves or deletes the folder in use leaves a server behind, and may have another on the same path.
+        now = _where_now(lease, lease_file)
+        if now is None and stop_server(data, deleted=True):
+            break
+        if now is not None and stop_server(os.path.join(os.path.dirname(now), "data")):
+            if socket_folder != data:
                 with contextlib.suppress(OSError):
                     os.rmdir(socket_folder)
             break
         # Nothing to stop. An owner killed in the middle of starting leaves a pg_ctl behind that may be just about to
         # bring the server up: look once more, and let a new owner pass meanwhile.
         fcntl.flock(lease, fcntl.LOCK_UN)
-        time.sleep(1)
+        time.sleep(0.5)
     os.close(held)
     os.close(lease)
 

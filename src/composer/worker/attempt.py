@@ -46,6 +46,8 @@ class Host(Protocol):
     """What an attempt needs of the worker that runs it."""
 
     resources: Any
+    closing: bool
+    """Whether the worker is being torn down."""
 
     def report(self, attempt: Attempt, event: Report) -> None:
         """Takes the attempt's one report."""
@@ -64,14 +66,15 @@ class Attempt:
     """A running attempt. Also the link between the step's context and its worker."""
 
     __slots__ = (
-        "beaten", "claimed", "details", "ended", "host", "node", "overtime", "plan", "released", "reported", "scope", "started",
-        "step", "stopped", "thread", "warned",
+        "beaten", "claimed", "details", "ended", "host", "node", "overtime", "plan", "released", "reported", "started", "step",
+        "stopped", "thread", "warned", "work",
     )  # fmt: skip
 
     def __init__(self, host: Host, claimed: ClaimedTask, plan: Plan, step: Step[..., Any]) -> None:
         self.host, self.claimed, self.plan, self.step = host, claimed, plan, step
         self.node: Node = plan.nodes[claimed.task.node]
-        self.scope = anyio.CancelScope()
+        self.work: asyncio.Task[None] | None = None
+        """The task that runs it, cancelled to stop the body: once, so that a body which swallows it does not spin."""
         self.overtime: StepFailed | None = None
         """What is reported because the time was over, once it is."""
         self.stopped = False
@@ -115,7 +118,11 @@ class Attempt:
         """Tells the body to end. With `released` the task is given back, else nobody waits for it any more."""
         self.released = self.released or released
         self.stopped = True
-        self.scope.cancel()
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self.work is not None:
+            self.work.cancel()
 
     async def run(self) -> None:
         """Runs the body and reports how it ended. Never raises, but for the worker's own cancellation."""
@@ -170,25 +177,16 @@ class Attempt:
             timer = asyncio.get_running_loop().call_later(timeout, self._timed_out, timeout)
         token = enter(context)
         try:
-            with self.scope:
-                value = (
-                    await step.fn(*args, **kwargs) if step.is_async else await self._in_thread(step.fn, args, kwargs)
-                )
-                if not self.stopped:
-                    return self._completed(value)
-            return StepReleased(self.task, self.details)
+            value = await step.fn(*args, **kwargs) if step.is_async else await self._in_thread(step.fn, args, kwargs)
+            return StepReleased(self.task, self.details) if self.stopped else self._completed(value)
         except Snooze as error:
             return StepSnoozed(self.task, max(0.0, error.delay), self.details)
         except StepCancelled:
             return StepReleased(self.task, self.details)
         except asyncio.CancelledError:
-            if self.scope.cancel_called:
+            if self.stopped or self.host.closing:
                 return StepReleased(self.task, self.details)
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                # The worker itself is being torn down.
-                raise
-            return self._raised(RuntimeError("the step cancelled itself"))
+            return self._raised(RuntimeError("the step was cancelled, and not by Composer"))
         except BaseException as error:
             # SystemExit and KeyboardInterrupt out of user code too: only the worker's own signal ends the worker.
             return self._raised(error)
@@ -232,7 +230,7 @@ class Attempt:
             self.report(self.overtime)
         else:
             asyncio.get_running_loop().call_later(_PATIENCE, self._still_there)
-        self.scope.cancel()
+        self._cancel()
 
     def _still_there(self) -> None:
         """The coroutine was cancelled for its timeout some time ago. Its attempt ends now, whatever it does."""

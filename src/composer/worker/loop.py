@@ -11,6 +11,7 @@ Four things go on side by side, in one task group:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
@@ -21,9 +22,8 @@ from types import CodeType
 from typing import Any, Final
 
 import anyio
-from anyio.abc import TaskGroup
 
-from composer.apply import Applied, Applier, persistently
+from composer.apply import Applier, persistently
 from composer.core.events import Event, Report
 from composer.core.plan import Node
 from composer.define.step import Step
@@ -46,6 +46,8 @@ MOST_IN_A_ROW: Final = 32
 """Tasks of one run a worker takes over one after the other, before the run queues with all others."""
 _SLEEP_TTL: Final = 30.0
 _SLEEP_RENEWED: Final = 10.0
+_LAST_WORDS: Final = 2.0
+"""Seconds bodies get to end once they were told to, before their tasks are given back without them."""
 _OLD_THREAD: Final = 30.0
 """Seconds a body may outlive its attempt before it is warned about, and between warnings."""
 
@@ -60,6 +62,7 @@ class WorkerLoop:
         """This incarnation."""
         self.resources = resources
         self.draining = False
+        self.closing = False
         self.executed = 0
         """Bodies started since the start."""
         self._store, self._settings, self._steps = store, settings, steps
@@ -72,7 +75,7 @@ class WorkerLoop:
         self._threads = 0
         self._reserved = 0
         """Slots promised to a claim or a commit under way."""
-        self._granted = 0
+        self.granted = 0
         """Those of them that were promised to the commit."""
         self._reports: list[tuple[Attempt, Report]] = []
         self._reported = Bell()
@@ -81,7 +84,7 @@ class WorkerLoop:
         self._committing = False
         self._claim_was_full = False
         self._asleep_until = 0.0
-        self._group: TaskGroup | None = None
+        self._bodies: set[asyncio.Task[None]] = set()
         self._keeper: Keeper | None = None
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -102,11 +105,11 @@ class WorkerLoop:
         try:
             with self._store.wakeups.on_stops(self._stopped):
                 async with anyio.create_task_group() as group:
-                    self._group = group
                     if twin is not None:
                         keeper.start()
                     else:
                         group.start_soon(keeper.keep)
+                    self._store.wakeups.taker = self
                     group.start_soon(self._commit_loop)
                     group.start_soon(self._watch_bodies)
                     try:
@@ -123,6 +126,8 @@ class WorkerLoop:
     def drain(self) -> None:
         """No new tasks from now on; running ones get the grace time, then they are given back, and `run` returns."""
         self.draining = True
+        if self._store.wakeups.taker is self:
+            self._store.wakeups.taker = None
         self._freed.ring()
         self._idle.ring()
 
@@ -135,6 +140,11 @@ class WorkerLoop:
                 yield self
             finally:
                 self.drain()
+
+    @property
+    def lease(self) -> float:
+        """Seconds of its leases."""
+        return self._settings.lease
 
     @property
     def is_idle(self) -> bool:
@@ -171,6 +181,10 @@ class WorkerLoop:
             log.info("the registration of this worker is left to expire", extra={"error": str(error)})
 
     # -- claiming ----------------------------------------------------------------------------------------------
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._reports) or self._committing or any(not attempt.reported for attempt in self._attempts)
+
     async def _claim_loop(self) -> None:
         settings = self._settings
         with self._store.wakeups.on_tasks(settings.queues) as ready:
@@ -227,10 +241,13 @@ class WorkerLoop:
         if not step.is_async:
             self._threads += 1
         self.executed += 1
-        assert self._group is not None
         assert self._keeper is not None
         self._keeper.hold(attempt)
-        self._group.start_soon(attempt.run, name=f"{claimed.step} of run {run_id}")
+        # Not in the task group: a body that swallows its cancellation must not keep the worker from ending. The set is
+        # its parent instead, and `_release_all` ends what is in it, or leaves it behind with a warning.
+        attempt.work = asyncio.create_task(attempt.run(), name=f"{claimed.step} of run {run_id}")
+        self._bodies.add(attempt.work)
+        attempt.work.add_done_callback(self._bodies.discard)
 
     def report(self, attempt: Attempt, event: Report) -> None:
         """Takes an attempt's report to the next commit."""
@@ -307,23 +324,24 @@ class WorkerLoop:
             self._freed.ring()
 
     async def _commit(self, batch: Sequence[tuple[Attempt, Report]]) -> None:
-        applied = await self._applier.apply(_by_run(batch), grant=self._grant)
-        self._reserved -= self._granted
-        self._granted = 0
-        await self._take_over(applied)
+        granted = 0
+
+        def grant(node: Node) -> bool:
+            nonlocal granted
+            given = self.grant(node)
+            granted += given
+            return given
+
+        applied = await self._applier.apply(_by_run(batch), grant=grant)
+        # What came although nobody granted it, after a commit whose answer was lost, finds no slot kept for it.
+        self._reserved += len(applied.handed) - granted
+        await self.take(applied.handed)
         for ignored in applied.ignored:
             self._explain(ignored.run_id, ignored.event, ignored.reason)
         for attempt, _ in batch:
             self._dismiss(attempt)
 
-    async def _take_over(self, applied: Applied) -> None:
-        for task in applied.handed:
-            run_id = task.run.run_id
-            self._in_a_row[run_id] = self._in_a_row.get(run_id, 0) + 1
-            if not any(a.task == task.task for a in self._by_run.get(run_id, ())):
-                await self._begin(task)
-
-    def _grant(self, node: Node) -> bool:
+    def grant(self, node: Node) -> bool:
         """Whether this worker takes a task that has just become ready, instead of leaving it to a claim."""
         step = self._steps.get(node.step)
         options = node.options
@@ -339,8 +357,22 @@ class WorkerLoop:
         ):
             return False
         self._reserved += 1
-        self._granted += 1
+        self.granted += 1
         return True
+
+    async def take(self, tasks: Sequence[ClaimedTask]) -> None:
+        """Runs tasks that were granted, and are leased to this worker already."""
+        self._reserved -= len(tasks)
+        for task in tasks:
+            run_id = task.run.run_id
+            self._in_a_row[run_id] = self._in_a_row.get(run_id, 0) + 1
+            if not any(attempt.task == task.task for attempt in self._by_run.get(run_id, ())):
+                await self._begin(task)
+
+    def refuse(self, count: int) -> None:
+        """So many granted tasks do not come after all."""
+        self._reserved -= count
+        self._freed.ring()
 
     @staticmethod
     def _explain(run_id: str, event: Event, reason: str) -> None:
@@ -361,24 +393,27 @@ class WorkerLoop:
     async def _finish(self) -> None:
         """Lets running bodies end, for the grace time; what is left is told to stop and given back."""
         with anyio.move_on_after(self._settings.grace):
-            while not self.is_idle:
+            while self._has_work:
                 await self._freed.wait(0.2)
-        if self._attempts:
+        if any(not attempt.reported for attempt in self._attempts):
             log.warning("the grace time is over; unfinished steps are given back", extra={"count": len(self._attempts)})
             await self._release_all()
 
     async def _release_all(self) -> None:
         """Gives back every task this worker still holds, and commits what was reported."""
+        self.draining = self.closing = True
         for attempt in tuple(self._attempts):
             if not attempt.reported:
                 attempt.stop(released=True)
-        with anyio.move_on_after(2.0):
+        if self._bodies:
             # Bodies see their cancellation first: what they report instead of a release still counts.
-            while any(not attempt.reported and not attempt.thread for attempt in self._attempts):
-                await self._freed.wait(0.05)
+            await asyncio.wait(self._bodies, timeout=_LAST_WORDS)
         for attempt in tuple(self._attempts):
             if not attempt.reported:
                 attempt.give_back()
+        if self._bodies:
+            names = sorted(task.get_name() for task in self._bodies)
+            log.warning("bodies go on although they were told to stop, and are left behind", extra={"bodies": names})
         while self._reports:
             batch, self._reports = self._reports, []
             try:

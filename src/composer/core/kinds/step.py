@@ -15,6 +15,7 @@ from composer.core.events import (
     StepSnoozed,
 )
 from composer.core.plan import Node
+from composer.core.retries import bounded
 from composer.core.states import NodeState, TaskState
 from composer.core.transition import Fence, TaskChange
 
@@ -32,8 +33,10 @@ def apply(draft: Draft, node: Node, event: Report) -> None:
         draft.ignore(event, f"node {node.name} is {NodeState(letter).word}")
         return
     if (task.node, task.item) in draft.changes:
-        # Two reports of one task in one batch: the first is its outcome, the second finds it changed.
         draft.ignore(event, f"node {node.name} has another report in the same batch")
+        return
+    if any((start.node, start.item) == (task.node, task.item) for start in draft.starts):
+        draft.ignore(event, f"the task of node {node.name} is only opened in the same batch")
         return
     match event:
         case StepCompleted():
@@ -44,11 +47,12 @@ def apply(draft: Draft, node: Node, event: Report) -> None:
         case StepFailed():
             _fail(draft, node, event)
         case StepSnoozed():
-            change = _change(task, TaskState.DELAYED, delay=event.delay)
+            delay = bounded(event.delay)
+            change = _change(task, TaskState.DELAYED, delay=delay)
             change.delivery_add, change.details = 1, event.details
             _ready_at_once(change)
             draft.change(change)
-            draft.record("step-snoozed", task, outcome="snoozed", delay=event.delay)
+            draft.record("step-snoozed", task, outcome="snoozed", delay=round(delay, 3))
         case StepReleased():
             change = _change(task, TaskState.READY)
             change.delivery_add, change.details = 1, event.details
@@ -88,7 +92,8 @@ def _fail(draft: Draft, node: Node, event: StepFailed, *, crashes_add: int = 0, 
         facts["crashes"] = task.crashes + crashes_add
     error = event.failure.encode(attempt=task.attempt)
     if event.retryable and policy.has_another(failures):
-        delay = event.retry_after if event.retry_after is not None else policy.delay_after(failures, event.jitter)
+        asked = event.retry_after
+        delay = bounded(asked) if asked is not None else policy.delay_after(failures, event.jitter)
         change = _change(task, TaskState.DELAYED, error=error, delay=delay, fence=fence)
         change.attempt_add = change.failures_add = 1
         change.details = event.details

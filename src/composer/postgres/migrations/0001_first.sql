@@ -1,5 +1,7 @@
 -- The first schema. Everything lives in one schema; every statement names it. No extension is used.
--- `namespace` (the tenant) leads every key. Payloads are text, not jsonb: key order, big numbers and \u0000 survive.
+-- `namespace` (the tenant) is in every key; where a run id is in the key too, that comes first: with a plan made on empty
+-- tables, two indexes that begin with the same column look equally good, and the wrong one reads the whole table.
+-- Payloads are text, not jsonb: key order, big numbers and \u0000 survive.
 
 create table composer.plans (
   namespace    text        not null,
@@ -41,16 +43,16 @@ create table composer.runs (
   created_at  timestamptz not null default now(),
   updated_at  timestamptz not null default now(),
   finished_at timestamptz,
-  primary key (namespace, id),
+  primary key (id, namespace),
   constraint runs_status check (status in ('scheduled', 'running', 'compensating', 'completed', 'failed', 'cancelled')),
   constraint runs_finished check ((status in ('completed', 'failed', 'cancelled')) = (finished_at is not null)),
   constraint runs_scheduled check (status <> 'scheduled' or starts_at is not null),
   constraint runs_version check (version >= 1)
 ) with (fillfactor = 70);
-create index runs_open on composer.runs (namespace, created_at) where status in ('scheduled', 'running', 'compensating');
+create index runs_open on composer.runs (created_at, namespace) where status in ('scheduled', 'running', 'compensating');
 create index runs_deadline on composer.runs (deadline_at) where status = 'running' and deadline_at is not null;
 create index runs_starts on composer.runs (starts_at) where status = 'scheduled';
-create index runs_workflow on composer.runs (namespace, workflow, id);
+create index runs_workflow on composer.runs (workflow, namespace, id);
 
 -- One row a task: a node's work in a run, or an item of a map (item >= 0). Node -1 is the run: its input, output, error.
 create table composer.tasks (
@@ -78,7 +80,7 @@ create table composer.tasks (
   created_at       timestamptz not null default now(),
   started_at       timestamptz,
   finished_at      timestamptz,
-  primary key (namespace, run_id, node, item),
+  primary key (run_id, node, item, namespace),
   constraint tasks_state check (state in ('held', 'ready', 'leased', 'delayed', 'waiting', 'completed', 'failed', 'withdrawn', 'cancelled')),
   constraint tasks_lease check ((state = 'leased') = (lease_owner is not null) and (lease_owner is null) = (lease_expires_at is null)),
   constraint tasks_wake check (state <> 'delayed' or wake_at is not null),
@@ -95,7 +97,7 @@ create table composer.history (
   version   int         not null,
   at        timestamptz not null default clock_timestamp(),
   changes   text        not null,
-  primary key (namespace, run_id, version)
+  primary key (run_id, version, namespace)
 ) partition by range (run_id);
 create table composer.history_default partition of composer.history default;
 
@@ -122,13 +124,13 @@ create table composer.outbox (
   item         int      not null,
   step         text     not null,
   published_at timestamptz,
-  primary key (namespace, id)
+  primary key (id, namespace)
 ) with (
   autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
   autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 100000
 );
-create index outbox_pop on composer.outbox (namespace, queue, priority desc, id);
-create index outbox_task on composer.outbox (namespace, run_id, node, item);
+create index outbox_pop on composer.outbox (queue, namespace, priority desc, id);
+create index outbox_task on composer.outbox (run_id, node, item, namespace);
 
 -- Worker incarnations: who is alive, where, and what they serve.
 create table composer.workers (

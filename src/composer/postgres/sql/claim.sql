@@ -14,8 +14,7 @@ with p as materialized (
     ) o
    limit $4
 ),
--- A task that some commit is changing right now keeps its outbox row for the next claim. So does a task whose run has
--- passed its deadline or cannot be decided: what ends it is on its way.
+-- A task that some commit is changing right now keeps its outbox row for the next claim.
 t as materialized (
   select p.at, t.*
     from p
@@ -30,12 +29,15 @@ t as materialized (
          for no key update skip locked
     ) t
 ),
--- Outbox rows to drop: those whose task we hold (leased now, or no longer ready), and those of deleted tasks.
+-- Outbox rows to drop: those whose task we hold (leased now, or no longer ready), those of deleted tasks, and those of
+-- runs that have passed their deadline or cannot be decided: nobody is handed their tasks any more, and at the head of
+-- a queue they would stand in the way of all behind them.
 gone as materialized (
   select at from t
   union all
   select at from p where (at in (select at from t)) is not true
-     and not exists (select from composer.tasks x where x.namespace = $1 and x.run_id = p.run_id and x.node = p.node and x.item = p.item offset 0)
+     and (not exists (select from composer.tasks x where x.namespace = $1 and x.run_id = p.run_id and x.node = p.node and x.item = p.item offset 0)
+          or exists (select from composer.runs r where r.namespace = $1 and r.id = p.run_id and (r.deadline_at <= now() or r.quarantine is not null) offset 0))
 ),
 g as (
   delete from composer.outbox o using gone where o.ctid = gone.at

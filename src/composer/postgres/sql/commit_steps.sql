@@ -16,7 +16,7 @@ locked as materialized (
     from (select id, expected from v order by id) v
    cross join lateral (
       select r.id, r.version, r.status, r.letters, r.counters, r.quarantine from composer.runs r
-       where r.namespace = $1 and r.id = v.id for no key update
+       where r.namespace = $1 and r.id = v.id for no key update offset 0
     ) r
 ),
 -- The version is checked on the row as locked, not as in the snapshot. array_agg is a barrier: every run is locked before any task.
@@ -30,7 +30,7 @@ held as materialized (
   select c.ord
     from checked c cross join lateral (
       select t.attempt, t.delivery, t.state from composer.tasks t
-       where t.namespace = $1 and t.run_id = c.run_id and t.node = c.node and t.item = c.item for no key update
+       where t.namespace = $1 and t.run_id = c.run_id and t.node = c.node and t.item = c.item for no key update offset 0
     ) t
    where t.attempt = c.attempt and t.delivery = c.delivery and t.state = 'leased'
 ),

@@ -4,7 +4,7 @@ select l.run_id, l.node, l.item, l.step, l.attempt, l.delivery, l.failures, l.cr
        r.plan, r.version, r.status, r.letters, r.counters, r.priority as run_priority, d.nodes, d.outputs, extract(epoch from l.started_at)::float8 as at
   from unnest($3::uuid[]) as v(id)
  cross join lateral (
-    select * from composer.tasks t where t.namespace = $1 and t.run_id = v.id and t.state = 'leased' and t.lease_owner = $2 offset 0
+    select * from composer.tasks t where t.namespace = $1 and t.run_id = v.id and t.lease_owner = $2 offset 0
   ) l
  cross join lateral (
     select plan, version, status, letters, counters, priority from composer.runs r where r.namespace = $1 and r.id = l.run_id offset 0

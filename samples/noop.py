@@ -1,0 +1,36 @@
+"""Workflows whose steps do nothing: what the engine itself costs."""
+
+from composer import step, workflow
+
+
+@step
+async def noop(value: int) -> int:
+    """The value, as it came."""
+    return value
+
+
+@step
+async def join(a: int, b: int, c: int, d: int) -> int:
+    """The first of four."""
+    return a
+
+
+@workflow
+def single(value: int) -> int:
+    """One step."""
+    return noop(value)
+
+
+@workflow
+def chain(value: int) -> int:
+    """Ten steps, one after the other."""
+    for _ in range(10):
+        value = noop(value)
+    return value
+
+
+@workflow
+def diamond(value: int) -> int:
+    """One step, four side by side, one that joins them."""
+    first = noop(value)
+    return join(noop(first), noop(first), noop(first), noop(first))
