@@ -88,7 +88,6 @@ class Worker:
             for workflow in self.workflows:
                 # A start by name, from a process without the code, needs the plan stored.
                 await store.register_plan(workflow.plan)
-            await store.make_partitions()
             self._services = await self._stack.enter_async_context(anyio.create_task_group())
             self._services.start_soon(store.listen)
             if self.settings.coordinator:

@@ -99,27 +99,16 @@ class ModelStore:
         return self.rows[node].handed_out()
 
     def apply(self, events: Sequence[Event]) -> Outcome:
-        """Decides and commits as apply.py does: changes whose fence is not met are dropped, and the rest decided again."""
+        """Decides and commits: changes whose fence is not met are dropped, and the rest decided again."""
         events, dropped = list(events), []
         while True:
             decision = self.decide(events)
-            dropped += decision.ignored
-            if decision.is_empty:
-                return Outcome(None, dropped)
-            stale = self.commit(decision)
+            stale = frozenset[int]() if decision.is_empty else self.commit(decision)
             if not stale:
-                return Outcome(decision, dropped)
-            ignored = {id(event) for event, _ in decision.ignored}
-            kept: list[Event] = []
-            for event in events:
-                if id(event) in ignored:
-                    continue
-                if isinstance(event, Report) and event.task.node in stale:
-                    dropped.append((event, "stale"))
-                else:
-                    kept.append(event)
-            assert len(kept) < len(events)
-            events = kept
+                return Outcome(None if decision.is_empty else decision, dropped + decision.ignored)
+            for event in [each for each in events if isinstance(each, Report) and each.task.node in stale]:
+                events.remove(event)
+                dropped.append((event, "stale"))
 
     def decide(self, events: Sequence[Event]) -> Transition:
         """What follows, with the values a decision asks for loaded."""
@@ -213,7 +202,8 @@ class ModelStore:
             assert is_open == active, "a node is active exactly while its task is open"
         for node in plan.nodes:
             letter = run.letters[node.index]
-            if letter in "AC" or (letter == "F" and node.index in self.rows):
+            # A completed node stays completed while a retry runs again what came before it.
+            if letter == "A" or (letter in "CF" and not run.counters.retries):
                 assert all(run.letters[need] in SETTLED for need in node.needs), "nothing starts before its needs"
             if letter == "C":
                 assert self.rows[node.index].state is TaskState.COMPLETED

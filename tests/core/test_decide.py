@@ -264,6 +264,16 @@ def test_batch_that_stops_keeps_what_was_reported_before():
     assert [event for event, _ in made.ignored] == [late]
 
 
+@pytest.mark.parametrize("stop", [CancelRequested(), DeadlinePassed()])
+def test_batch_that_ends_the_run_is_not_stopped_afterwards(stop):
+    """A cancel or deadline behind the last result of a batch finds the run ended, as it would in a batch of its own."""
+    made = one(decide(a_plan(), a_run("A"), [completed(0), stop]))
+    assert made.run.status is RunStatus.COMPLETED
+    assert [event for event, _ in made.ignored] == [stop]
+    made = one(decide(a_plan({}), Snapshot.unborn(0), [Scheduled(), CancelRequested()]))
+    assert made.run.status is RunStatus.CANCELLED
+
+
 @pytest.mark.parametrize("end", [DeadlinePassed(), failed(0)])
 def test_retry_in_the_batch_that_ends_the_run_is_ignored(end):
     """A run that ends in a batch is not opened again in the same one: no task is ended and opened in one transition."""

@@ -106,6 +106,8 @@ def _route(draft: Draft, event: Event) -> None:
                 _activate(draft, index)
             if draft.newly_settled:
                 _advance(draft)
+        case CancelRequested() | DeadlinePassed() if _has_ended(draft):
+            draft.ignore(event, "the run has ended in the same batch")
         case CancelRequested():
             draft.record("cancel-requested", reason=event.reason)
             draft.stop(RunStatus.CANCELLED, json.dumps({"code": "cancelled", "message": event.reason}))
@@ -126,6 +128,11 @@ def _route(draft: Draft, event: Event) -> None:
                 return
             node = plan.nodes[index]
             _KINDS[node.kind].apply(draft, node, event)
+
+
+def _has_ended(draft: Draft) -> bool:
+    """Whether earlier events of the batch settled every node: what stops a run comes too late then."""
+    return draft.status is RunStatus.RUNNING and bool(draft.entries) and all(letter in SETTLED for letter in draft.letters)
 
 
 def _activate(draft: Draft, index: int) -> None:

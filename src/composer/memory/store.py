@@ -415,6 +415,23 @@ class MemoryStore:
         known = [moment for moment in moments if moment is not None]
         return max(0.0, (min(known) - self._clock.now()).total_seconds()) if known else None
 
+    # -- what tests ask beyond the port ---------------------------------------------------------------------
+    def next_lease_end_in(self) -> float | None:
+        """Seconds until the next lease ends; None when nothing is leased."""
+        tasks = [task for run in self._runs.values() for task in run.tasks.values()]
+        ends = [task.lease_expires_at for task in tasks if task.lease_expires_at is not None]
+        return max(0.0, (min(ends) - self._clock.now()).total_seconds()) if ends else None
+
+    def version_of(self, run_id: str) -> int:
+        """The run's version."""
+        return self._runs[run_id].snapshot.version
+
+    def keep_details(self, run_id: str, task: Delivery, details: str) -> None:
+        """Stores a checkpoint at once, as a renewal would."""
+        kept = self._runs[run_id].tasks[task.node, task.item]
+        if (kept.attempt, kept.delivery) == (task.attempt, task.delivery):
+            kept.details = details
+
     async def repair_outbox(self, limit: int, older_than: float) -> tuple[int, int]:
         """Puts lost dispatches back, removes dead ones."""
         put = removed = 0

@@ -233,16 +233,17 @@ class EmbeddedPostgres:
         """The server answers and has its database. The caller holds start.lock and a share of the lease."""
         if self.data.exists():
             self._secure_socket_folder(self.data.stat().st_uid)
-        for _ in range(3):
+        said = ""
+        for _ in range(2):  # once more for a server that was killed while it started
             # The lock is asked before the socket: what answers while the lock is free is the server of a folder that
             # was moved or deleted under it. A new opening each time, since the last server inherited the old one.
             with contextlib.closing(_Lock(self.home / "server.lock")) as server:
                 if not self._is_alone(server):
                     return self._check_durability()
-                self._boot(starting, server)
+                said = self._boot(starting, server)
             if self._is_answering():
                 return None
-        raise self._failure(f"The server in {self.home} was started three times, and ended each time at once.")
+        raise self._failure(f"The server in {self.home} did not start: {said}")
 
     def _check_durability(self) -> None:
         if self.durable and "fsync=off" in _text_of(self.data / "postmaster.opts"):
@@ -294,7 +295,8 @@ class EmbeddedPostgres:
             )
         return True
 
-    def _boot(self, starting: _Lock, server: _Lock) -> None:
+    def _boot(self, starting: _Lock, server: _Lock) -> str:
+        """What pg_ctl said. The folder is made if it is not there; the server may or may not have come up."""
         binaries = find_binaries()
         if self._is_made():
             account = self._recorded_account()
@@ -318,9 +320,7 @@ class EmbeddedPostgres:
                 self.log.replace(self.log.with_name("server.log.1"))
         options = f"-k {shlex.quote(str(self._socket_folder))}" + ("" if self.durable else f" {_UNSAFE}")
         command = [str(binaries / "pg_ctl"), "-D", str(self.data), "-l", str(self.log), "-o", options]
-        outcome = _run(account, [*command, "-w", "-t", f"{_PATIENCE:.0f}", "start"], inherit=server)
-        if outcome.code and not self._is_answering():
-            raise self._failure(f"The server in {self.home} did not start: {outcome.text}")
+        return _run(account, [*command, "-w", "-t", f"{_PATIENCE:.0f}", "start"], inherit=server).text
 
     def _is_made(self) -> bool:
         if (self.data / "PG_VERSION").exists():

@@ -7,6 +7,7 @@ from typing import Any
 
 from composer.errors import SchemaError
 from composer.postgres.errors import mapped
+from composer.postgres.partitions import make_partitions
 from composer.postgres.statements import for_schema, migrations
 
 _LOCK = 0x436F_6D70  # "Comp": one key for every Composer schema of a database; migrations are rare and short
@@ -42,6 +43,8 @@ async def migrate(connection: Any, schema: str = "composer") -> list[str]:
                         _digest(text),
                     )
                 applied.append(f"{version:04}_{name}")
+            # A client may start runs before any coordinator has been there.
+            await make_partitions(connection, schema)
             return applied
         finally:
             await connection.execute("select pg_advisory_unlock($1)", _LOCK)

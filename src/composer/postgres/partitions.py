@@ -44,9 +44,26 @@ async def make_partitions(connection: Any, schema: str) -> list[str]:
             name = f"history_{year:04}_{month:02}"
             if name in known:
                 continue
-            low, high = lower_bound(year, month), lower_bound(*month_after(year, month))
-            await connection.execute(
-                f"create table {schema}.{name} partition of {schema}.history for values from ('{low}') to ('{high}')"
+            await _make_month(
+                connection, schema, name, lower_bound(year, month), lower_bound(*month_after(year, month))
             )
             made.append(name)
     return made
+
+
+async def _make_month(connection: Any, schema: str, name: str, low: uuid.UUID, high: uuid.UUID) -> None:
+    """Makes one month. Rows of it that lie in the default partition, because it was not there in time, move into it."""
+    bounds = f"for values from ('{low}') to ('{high}')"
+    if await connection.fetchval(
+        f"select exists (select from {schema}.history_default where run_id >= $1 and run_id < $2)", low, high
+    ):
+        await connection.execute(f"create table {schema}.{name} (like {schema}.history including all)")
+        await connection.execute(
+            f"with moved as (delete from {schema}.history_default where run_id >= $1 and run_id < $2 returning *) "
+            f"insert into {schema}.{name} select * from moved",
+            low,
+            high,
+        )
+        await connection.execute(f"alter table {schema}.history attach partition {schema}.{name} {bounds}")
+    else:
+        await connection.execute(f"create table {schema}.{name} partition of {schema}.history {bounds}")

@@ -1,0 +1,172 @@
+"""Small plans, every order of everything: each state that can be reached keeps the invariants, and none is a dead end.
+
+A state is the run, its task rows and what two workers hold, without the numbers that only grow. Time is abstract:
+whatever can happen may happen now or later, so a lease can end and a body report at any moment after it was handed out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from composer.core.events import (
+    CancelRequested,
+    Delivery,
+    Event,
+    LeaseExpired,
+    RetryRequested,
+    StepCompleted,
+    StepFailed,
+    StepReleased,
+)
+from composer.core.plan import NodeOptions, Plan
+from composer.core.retries import Retry
+from composer.core.states import ENDED_RUN, RunStatus, TaskState
+from tests.builders import a_failure, a_plan
+from tests.core.model import ModelStore
+
+WORKERS = 2
+SECONDS = 3.0
+"""A plan that takes longer than this on a busy machine is cut short, and says so."""
+TWICE = NodeOptions(retries=Retry(2, 1.0), max_crashes=2)
+ONCE = NodeOptions(max_crashes=2)
+PLANS = {
+    "chain": a_plan({"a": [], "b": ["a"]}, output="b", every=TWICE),
+    "diamond": a_plan({"a": [], "b": ["a"], "c": ["after:a"], "d": ["b", "c"]}, every=ONCE),
+    "fan-in": a_plan({"a": [], "b": [], "c": ["a", "after:b"]}, output="c", every=ONCE),
+    "fail-fast": a_plan({"a": [], "b": [], "c": ["a", "b"]}, every=ONCE, fail_fast=True),
+}
+LEAST = {"chain": 400, "diamond": 1_000, "fan-in": 800, "fail-fast": 300}
+
+
+@dataclass
+class World:
+    """A run and the bodies that still go on somewhere, whatever became of their leases."""
+
+    store: ModelStore
+    bodies: tuple[Delivery, ...] = ()
+    sent: tuple[Event, ...] = ()
+    """Reports that were made: each may arrive again."""
+    cancelled: bool = False
+    retried: bool = False
+
+    def key(self) -> tuple[object, ...]:
+        """What of it can make a difference later. The workers are interchangeable."""
+        store = self.store
+        rows = tuple(
+            (node, row.state.value, row.failures, row.crashes, row.is_over) for node, row in sorted(store.rows.items())
+        )
+        current = {(node, row.attempt, row.delivery): row.crashes for node, row in store.rows.items()}
+        bodies = sorted(
+            (b.node, crashes - b.crashes if (crashes := current.get((b.node, b.attempt, b.delivery))) is not None else -1)
+            for b in self.bodies
+        )
+        run = store.run
+        return (run.status.value, run.letters.text, run.counters, rows, tuple(bodies), self.cancelled, self.retried)
+
+    def after(self, events: list[Event], *, body: Delivery | None = None, **flags: bool) -> World:
+        store = self.store.copy()
+        store.apply(events)
+        bodies = tuple(each for each in self.bodies if each is not body)
+        sent = (*self.sent, *events) if body is not None else self.sent
+        return World(store, bodies, sent, self.cancelled or "cancelled" in flags, self.retried or "retried" in flags)
+
+    def moves(self) -> Iterator[tuple[str, World]]:
+        """Everything that can happen next."""
+        store = self.store
+        for node, row in store.rows.items():
+            if row.state is TaskState.READY and len(self.bodies) < WORKERS:
+                claimed = store.copy()
+                task = claimed.claim(node)
+                yield f"claim {node}", World(claimed, (*self.bodies, task), self.sent, self.cancelled, self.retried)
+            elif row.state is TaskState.DELAYED:
+                woken = store.copy()
+                woken.wake(node)
+                yield f"wake {node}", World(woken, self.bodies, self.sent, self.cancelled, self.retried)
+            elif row.state is TaskState.LEASED:
+                expired = store.copy()
+                expired.apply([LeaseExpired(expired.end_lease(node))])
+                yield f"expire {node}", World(expired, self.bodies, self.sent, self.cancelled, self.retried)
+        for body in self.bodies:
+            yield f"complete {body.node}", self.after([StepCompleted(body, "1")], body=body)
+            yield f"fail {body.node}", self.after([StepFailed(body, a_failure())], body=body)
+            yield f"release {body.node}", self.after([StepReleased(body)], body=body)
+        if len(self.bodies) == WORKERS:
+            both: list[Event] = [StepCompleted(self.bodies[0], "1"), StepFailed(self.bodies[1], a_failure())]
+            yield "both", World(self.after(both).store, (), (*self.sent, *both), self.cancelled, self.retried)
+        if not self.cancelled:
+            yield "cancel", self.after([CancelRequested()], cancelled=True)
+        if not self.retried and store.run.status is RunStatus.FAILED:
+            yield "retry", self.after([RetryRequested()], retried=True)
+
+    def check(self) -> None:
+        """The invariants, and that no report which ever arrived changes anything when it arrives again."""
+        self.store.check()
+        for event in self.sent:
+            again = self.store.copy()
+            assert again.apply([event]).made is None, f"{event} counted twice"
+
+
+def explore(plan: Plan) -> tuple[int, int, int, bool]:
+    """Walks every state. Returns how many there are, transitions between them, the depth, and whether it got through."""
+    start = World(ModelStore.started(plan))
+    seen = {start.key(): 0}
+    ways: dict[int, list[int]] = {0: []}
+    depths, ended = [0], [False]
+    told: list[tuple[int, str]] = [(-1, "start")]
+    queue = deque([(0, start)])
+    transitions, until, complete = 0, time.monotonic() + SECONDS, True
+    while queue:
+        if time.monotonic() > until:
+            complete = False
+            break
+        number, world = queue.popleft()
+        for name, next_world in world.moves():
+            transitions += 1
+            key = next_world.key()
+            if (known := seen.get(key)) is None:
+                known = seen[key] = len(seen)
+                ways[known] = []
+                depths.append(depths[number] + 1)
+                told.append((number, name))
+                ended.append(next_world.store.run.status in ENDED_RUN)
+                try:
+                    next_world.check()
+                except AssertionError as error:
+                    raise AssertionError(f"{error}\nafter {' > '.join(path(told, known))}") from error
+                queue.append((known, next_world))
+            ways[known].append(number)
+    if complete:
+        alive = {number for number, is_ended in enumerate(ended) if is_ended}
+        back = deque(alive)
+        while back:
+            for before in ways[back.popleft()]:
+                if before not in alive:
+                    alive.add(before)
+                    back.append(before)
+        dead = [number for number in range(len(ended)) if number not in alive]
+        assert not dead, f"a dead end after {' > '.join(path(told, dead[0]))}"
+    return len(seen), transitions, max(depths), complete
+
+
+def path(told: list[tuple[int, str]], number: int) -> list[str]:
+    """What led to a state, in order: the shortest way, since the walk is breadth first."""
+    names: list[str] = []
+    while number >= 0:
+        number, name = told[number]
+        names.append(name)
+    return names[::-1]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_state_keeps_the_invariants_and_can_end(name):
+    """In every state that two workers can bring a small plan to the invariants hold, and from each the run can end."""
+    began = time.monotonic()
+    states, transitions, depth, complete = explore(PLANS[name])
+    took = time.monotonic() - began
+    print(f"\n{name}: {states} states, {transitions} transitions, depth {depth}, {took:.1f} s, {complete=}")
+    assert states >= LEAST[name]
