@@ -17,8 +17,6 @@ from composer.coordinator.services import run_coordinator
 from composer.define.step import Step
 from composer.define.workflow import Workflow
 from composer.ports.store import Store
-from composer.postgres.embedded import EmbeddedPostgres
-from composer.postgres.store import PostgresStore
 from composer.settings import Settings, read_settings
 from composer.worker.loop import WorkerLoop, steps_of
 
@@ -28,28 +26,47 @@ log = logging.getLogger("composer")
 @asynccontextmanager
 async def open_store(settings: Settings) -> AsyncIterator[Store]:
     """The store the settings name, connected; the embedded server is started or joined, and its schema made."""
-    server: EmbeddedPostgres | None = None
-    url = settings.database_url
-    if url is None:
-        server = EmbeddedPostgres(settings.home)
-        url = await anyio.to_thread.run_sync(server.start)
-    try:
+    # Here and not above: `import composer` loads no driver.
+    from composer.postgres.store import PostgresStore
+
+    async with _database(settings) as url:
         store = PostgresStore(
             url,
             namespace=settings.namespace,
             schema=settings.schema,
             pooler=settings.pooler,
             # Nobody runs migrations for a server that nobody set up.
-            migrate_first=server is not None,
+            migrate_first=settings.database_url is None,
         )
         await store.open()
         try:
             yield store
         finally:
             await store.close()
+
+
+async def migrate(settings: Settings) -> list[str]:
+    """Brings the schema of the settings' database up to this release. Returns the names of the migrations applied."""
+    from composer.postgres.migrate import migrate_at
+
+    async with _database(settings) as url:
+        return await migrate_at(url, settings.schema)
+
+
+@asynccontextmanager
+async def _database(settings: Settings) -> AsyncIterator[str]:
+    """The URL of the settings' database, the embedded one kept running meanwhile."""
+    if settings.database_url is not None:
+        yield settings.database_url
+        return
+    from composer.postgres.embedded import EmbeddedPostgres
+
+    server = EmbeddedPostgres(settings.home)
+    url = await anyio.to_thread.run_sync(server.start)
+    try:
+        yield url
     finally:
-        if server is not None:
-            server.close()
+        await anyio.to_thread.run_sync(server.close)
 
 
 class Worker:

@@ -11,6 +11,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeVar
 
 import anyio
@@ -194,9 +195,8 @@ class Applier:
                 return None
             if not isinstance(decision, NeedValues):
                 break
-            found = await persistently(
-                lambda: self._store.load_values([(run_id, node) for node in decision.nodes]), None
-            )
+            wanted = [(run_id, node) for node in decision.nodes]
+            found = await persistently(partial(self._store.load_values, wanted), None)
             known.values.update({node: text for (_, node), text in found.items()})
             missing = [node for node in decision.nodes if node not in known.values]
             if missing:

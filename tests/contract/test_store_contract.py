@@ -890,9 +890,7 @@ async def test_renew_says_what_became_of_each_lease(driver: Driver) -> None:
     await driver.apply(ended, done(claimed[ended]))
     (unknown,) = await driver.store.mint_run_ids(1)
     runs = [owned, expired, cancelled, retaken, ended]
-    beats = [Beat(run_id, claimed[run_id].task, 15.0) for run_id in runs] + [
-        Beat(unknown, claimed[owned].task, 15.0)
-    ]
+    beats = [Beat(run_id, claimed[run_id].task, 15.0) for run_id in runs] + [Beat(unknown, claimed[owned].task, 15.0)]
     assert await driver.store.renew(beats, owner="w") == [
         Renewal.OWNED,
         Renewal.LOST,

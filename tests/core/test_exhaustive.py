@@ -62,7 +62,10 @@ class World:
         )
         current = {(node, row.attempt, row.delivery): row.crashes for node, row in store.rows.items()}
         bodies = sorted(
-            (b.node, crashes - b.crashes if (crashes := current.get((b.node, b.attempt, b.delivery))) is not None else -1)
+            (
+                b.node,
+                crashes - b.crashes if (crashes := current.get((b.node, b.attempt, b.delivery))) is not None else -1,
+            )
             for b in self.bodies
         )
         run = store.run

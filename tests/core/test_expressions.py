@@ -27,7 +27,9 @@ def values(**texts: str) -> Callable[[int], str]:
     return known.__getitem__
 
 
-@pytest.mark.parametrize("text", ["1.10", "12345678901234567890.123456789", '{"b":1, "a":2}', '"\\ud83d\\ude00\\u0000"'])
+@pytest.mark.parametrize(
+    "text", ["1.10", "12345678901234567890.123456789", '{"b":1, "a":2}', '"\\ud83d\\ude00\\u0000"']
+)
 def test_render_splices_whole_values_as_they_were_stored(text):
     """A value passed on whole keeps every digit, key order and escape."""
     assert render(PLAN, {"$": {"ref": "a"}}, values(a=text)) == text

@@ -32,7 +32,16 @@ from tests.core.model import ModelStore
 
 SEEN: Counter[str] = Counter()
 """What the machine has done, over all examples: a machine that never meets a late report proves nothing."""
-LEAST = {"claim": 300, "applied": 300, "stale": 100, "late": 20, "duplicate": 50, "expiry": 50, "retry": 10, "batch": 100}
+LEAST = {
+    "claim": 300,
+    "applied": 300,
+    "stale": 100,
+    "late": 20,
+    "duplicate": 50,
+    "expiry": 50,
+    "retry": 10,
+    "batch": 100,
+}
 
 
 @st.composite
@@ -266,7 +275,9 @@ class Runs(RuleBasedStateMachine):
     def happens(self, events: list[Event]) -> None:
         """Applies a batch to the store and to the reference, and compares."""
         version = self.store.run.version
-        late = any(isinstance(event, StepCompleted) and event.task.node not in self.reference.leased for event in events)
+        late = any(
+            isinstance(event, StepCompleted) and event.task.node not in self.reference.leased for event in events
+        )
         outcome = self.store.apply(events)
         expected = self.reference.batch(events)
         self.sent += [event for event in events if isinstance(event, Report)]

@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.core.plan import INPUT, Need, NodeOptions, Plan, Term, canonical, names_in, ordered, plan_from_text, symbols
+from composer.core.plan import (
+    INPUT,
+    Need,
+    NodeOptions,
+    Plan,
+    Term,
+    canonical,
+    names_in,
+    ordered,
+    plan_from_text,
+    symbols,
+)
 from composer.core.retries import NO_RETRY, Retry
 from composer.errors import PlanError
 from tests.builders import a_plan, tried

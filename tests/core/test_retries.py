@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,7 @@ def test_delay_never_overflows(failures, backoff, longest):
     for jitter in (0.0, 0.5, math.nextafter(1.0, 0.0)):
         delay = policy.delay_after(failures, jitter)
         assert 0.0 <= delay <= CEILING
-        datetime.now(timezone.utc) + timedelta(seconds=delay)
+        datetime.now(UTC) + timedelta(seconds=delay)
 
 
 @given(

@@ -14,9 +14,7 @@ import asyncpg
 from composer.postgres.statements import Statements, statements
 from composer.postgres.store import PostgresStore
 
-_NAMES = {
-    getattr(statements("composer"), each.name): each.name for each in fields(Statements)
-}
+_NAMES = {getattr(statements("composer"), each.name): each.name for each in fields(Statements)}
 # What the driver asks about array types when a connection first meets one: once a connection, for no operation of ours.
 _INTROSPECTION = ("WITH RECURSIVE typeinfo_tree", "SELECT current_setting('jit')", "SELECT set_config('jit'")
 

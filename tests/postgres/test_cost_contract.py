@@ -89,7 +89,9 @@ async def a_worker(store: PostgresStore, *flows: Any, **options: Any) -> AsyncIt
 def work_of(store: ObservedStore) -> Counter[str]:
     """What was sent on behalf of runs, without signs of life and polls."""
     names = store.names()
-    return Counter({name: names[name] for name in ("start", "commit_steps", "commit_rare", "load_values") if names[name]})
+    return Counter(
+        {name: names[name] for name in ("start", "commit_steps", "commit_rare", "load_values") if names[name]}
+    )
 
 
 @pytest.mark.parametrize("count", [1, 100])

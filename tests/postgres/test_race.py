@@ -113,7 +113,6 @@ async def test_two_workers_on_the_branches_of_a_thousand_runs(each_server: Serve
         assert not _meetings
         assert results == {i: (i + 1) * (i + 2) for i in range(RUNS)}
         assert sum(worker.loop.executed for worker in workers) == 4 * RUNS
-    print({store: dict(store.verdicts) for store in stores})
     assert [store.deadlocks for store in stores] == [0, 0]
     lost = sum(store.verdicts[Verdict.LOST] for store in stores)
     assert lost > RUNS / 10, "the workers hardly met: the test shows nothing"
@@ -153,6 +152,7 @@ async def test_commits_in_opposite_orders_do_not_deadlock(each_server: Server, n
     driver = Driver(store)
     plan = a_diamond(options={"top": {"priority": 1}})
     runs = [await driver.start(plan) for _ in range(40)]
+
     async def release_and_finish(number: int) -> None:
         for round_ in range(6):
             claimed = await driver.claim(30, owner=f"w{number}")
@@ -227,5 +227,3 @@ async def test_tables_refuse_a_second_history_row_of_a_version(database: str) ->
     await execute(database, row)
     with pytest.raises(asyncpg.UniqueViolationError):
         await execute(database, row)
-
-

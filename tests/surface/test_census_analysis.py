@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+
 from samples.census.analysis import (
     Definition,
     FileFacts,

@@ -8,13 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
-import asyncpg
 import typer
 
-from composer.app import open_store
+from composer.app import migrate as migrate_schema
 from composer.cli import serve
 from composer.errors import ComposerError, StoreUnavailable
-from composer.postgres.migrate import migrate as migrate_schema
 from composer.settings import read_settings
 
 
@@ -36,17 +34,7 @@ def migrate(database_url: serve.DatabaseUrl = None, home: serve.Home = None) -> 
     """Bring the database's schema up to this release. Safe to run from many places at once."""
     settings = read_settings(database_url=database_url, home=home)
 
-    async def run() -> list[str]:
-        if settings.database_url is None:
-            async with open_store(settings):
-                return []
-        connection = await asyncpg.connect(settings.database_url)
-        try:
-            return await migrate_schema(connection, settings.schema)
-        finally:
-            await connection.close()
-
-    applied = anyio.run(run)
+    applied = anyio.run(migrate_schema, settings)
     typer.echo("\n".join(f"applied {name}" for name in applied) or "the schema is up to date")
 
 

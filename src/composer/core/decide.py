@@ -132,7 +132,9 @@ def _route(draft: Draft, event: Event) -> None:
 
 def _has_ended(draft: Draft) -> bool:
     """Whether earlier events of the batch settled every node: what stops a run comes too late then."""
-    return draft.status is RunStatus.RUNNING and bool(draft.entries) and all(letter in SETTLED for letter in draft.letters)
+    return (
+        draft.status is RunStatus.RUNNING and bool(draft.entries) and all(letter in SETTLED for letter in draft.letters)
+    )
 
 
 def _activate(draft: Draft, index: int) -> None:

@@ -217,9 +217,13 @@ class MemoryStore:
             task = run.tasks[node, item]
             if task.state is not TaskState.READY:
                 del self._outbox[run_id, node, item]
-            elif task.queue in queues and task.step in steps and run.quarantine is None:
-                if run.deadline_at is None or run.deadline_at > now:
-                    waiting.append((queues.index(task.queue), -task.priority, order, run_id, run, task))
+            elif (
+                task.queue in queues
+                and task.step in steps
+                and run.quarantine is None
+                and (run.deadline_at is None or run.deadline_at > now)
+            ):
+                waiting.append((queues.index(task.queue), -task.priority, order, run_id, run, task))
         claimed: list[ClaimedTask] = []
         for _, _, _, run_id, run, task in sorted(waiting, key=lambda each: each[:3])[:limit]:
             del self._outbox[run_id, task.node, task.item]
@@ -410,8 +414,7 @@ class MemoryStore:
             if run.quarantine is not None or status in ENDED_RUN:
                 continue
             moments.append(run.starts_at if status is RunStatus.SCHEDULED else run.deadline_at)
-            for task in run.tasks.values():
-                moments.append(task.wake_at)
+            moments += [task.wake_at for task in run.tasks.values()]
         known = [moment for moment in moments if moment is not None]
         return max(0.0, (min(known) - self._clock.now()).total_seconds()) if known else None
 

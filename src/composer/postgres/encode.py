@@ -79,7 +79,9 @@ def encode_steps(namespace: str, commits: Sequence[RunCommit], owner: str, lease
         for c in made.changes:
             changes.append(
                 (
-                    run_id, c.node, c.item, c.attempt, c.delivery, c.state.value, c.attempt_add, c.delivery_add, c.failures_add, c.output, c.error, c.delay, c.details)
+                    run_id, c.node, c.item, c.attempt, c.delivery, c.state.value, c.attempt_add, c.delivery_add,
+                    c.failures_add, c.output, c.error, c.delay, c.details,
+                )
             )  # fmt: skip
         nodes, leased = commit.plan.nodes, commit.leased
         for start in made.starts:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import asyncpg
+
 from composer.errors import SchemaError
 from composer.postgres.errors import mapped
 from composer.postgres.partitions import make_partitions
@@ -48,6 +50,16 @@ async def migrate(connection: Any, schema: str = "composer") -> list[str]:
             return applied
         finally:
             await connection.execute("select pg_advisory_unlock($1)", _LOCK)
+
+
+async def migrate_at(url: str, schema: str = "composer") -> list[str]:
+    """migrate(), on a connection of its own. Raises StoreUnavailable too."""
+    with mapped("connecting"):
+        connection = await asyncpg.connect(url, timeout=10.0)
+    try:
+        return await migrate(connection, schema)
+    finally:
+        await connection.close()
 
 
 async def check_schema(connection: Any, schema: str = "composer") -> None:

@@ -66,7 +66,7 @@ class Attempt:
     """A running attempt. Also the link between the step's context and its worker."""
 
     __slots__ = (
-        "beaten", "claimed", "details", "ended", "host", "node", "overtime", "plan", "released", "reported", "started", "step",
+        "beaten", "claimed", "details", "ended", "host", "node", "over", "overtime", "plan", "released", "reported", "started", "step",
         "stopped", "thread", "warned", "work",
     )  # fmt: skip
 
@@ -83,7 +83,10 @@ class Attempt:
         """The worker shuts down and gives the task back."""
         self.reported = False
         self.ended = False
+        self.over = False
+        """Whether `run` is through."""
         self.thread = False
+        """Whether a thread runs the body now."""
         self.beaten = False
         self.details: str | None = None
         self.started = time.monotonic()
@@ -132,6 +135,7 @@ class Attempt:
             event = arguments if isinstance(arguments, StepFailed) else await self._body(*arguments)
         finally:
             self.report(self.overtime or event or StepReleased(self.task, self.details))
+            self.over = True
             if not self.thread:
                 self.body_ended()
 
@@ -145,6 +149,12 @@ class Attempt:
     def give_back(self) -> None:
         """Gives the task back without waiting for its body any longer."""
         self.report(StepReleased(self.task, self.details))
+
+    def _thread_ended(self) -> None:
+        self.thread = False
+        if self.over:
+            # It was left behind: its attempt was over before.
+            self.body_ended()
 
     def body_ended(self) -> None:
         """The body has really ended."""
@@ -213,7 +223,7 @@ class Attempt:
             finally:
                 # The loop may be gone when a thread that was left behind ends.
                 if not loop.is_closed():
-                    loop.call_soon_threadsafe(self.body_ended)
+                    loop.call_soon_threadsafe(self._thread_ended)
 
         # anyio's limiter counts a thread that was left behind as free, so the worker counts for itself.
         return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=_unlimited())
