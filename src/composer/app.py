@@ -53,6 +53,16 @@ async def migrate(settings: Settings) -> list[str]:
         return await migrate_at(url, settings.schema)
 
 
+async def examine(settings: Settings) -> Sequence[Any]:
+    """What the database's settings and state mean, as postgres.doctor.Finding."""
+    from composer.postgres import doctor
+
+    async with _database(settings) as url:
+        found = await doctor.examine(url, schema=settings.schema, namespace=settings.namespace)
+    other = other_composer()
+    return [*found, doctor.Finding("distribution", doctor.Level.PROBLEM, other)] if other else found
+
+
 @asynccontextmanager
 async def _database(settings: Settings) -> AsyncIterator[str]:
     """The URL of the settings' database, the embedded one kept running meanwhile."""

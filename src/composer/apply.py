@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import anyio
 
 from composer.core.decide import decide
-from composer.core.events import Delivery, Event, Report
+from composer.core.events import Delivery, Event, Report, RetryRequested
 from composer.core.plan import Node, Plan
 from composer.core.states import ENDED_RUN
 from composer.core.transition import NeedValues, Transition
@@ -85,14 +85,16 @@ class Applier:
     def __init__(self, store: Store, *, owner: str = "", lease: float = 15.0) -> None:
         self._store, self._owner, self._lease = store, owner, lease
         self._known: dict[str, _Known] = {}
+        self._adopted: dict[str, int] = {}
+        """Plans that runs are about to go on with."""
 
     # -- what a worker knows of the runs it works on ---------------------------------------------------------
     async def remember(self, task: ClaimedTask) -> Plan:
         """Keeps the run of a claimed task at hand, until `forget`. Returns its plan."""
         run_id = task.run.run_id
         known = self._known.get(run_id)
-        if known is None:
-            plan = await self._store.load_plan(task.run.plan_id)
+        if known is None or known.head.plan_id != task.run.plan_id:
+            plan = await self._load_plan(task.run.plan_id, None)
             self._known[run_id] = known = _Known(task.run, plan, dict(task.values))
         else:
             if task.run.snapshot.version > known.head.snapshot.version:
@@ -150,7 +152,7 @@ class Applier:
         if uncertain and self._owner:
             # A commit whose answer was lost may have handed tasks over all the same.
             handed = {(t.run.run_id, t.task.node, t.task.item) for t in applied.handed}
-            for task in await self._store.leased_to(self._owner, sorted(uncertain)):
+            for task in await persistently(lambda: self._store.leased_to(self._owner, sorted(uncertain)), patience):
                 if (task.run.run_id, task.task.node, task.task.item) not in handed:
                     applied.handed.append(task)
         await self._complete_handed(applied)
@@ -159,8 +161,13 @@ class Applier:
         return applied
 
     async def apply_one(self, run_id: str, event: Event, *, patience: float | None = 10.0) -> Applied:
-        """Applies one event to one run. Raises RunNotFound."""
-        applied = await self.apply({run_id: [event]}, patience=patience)
+        """Applies one event to one run. Raises RunNotFound. A retry that adopts a plan is decided by that plan."""
+        if isinstance(event, RetryRequested) and event.adopted_plan is not None:
+            self._adopted[run_id] = event.adopted_plan
+        try:
+            applied = await self.apply({run_id: [event]}, patience=patience)
+        finally:
+            self._adopted.pop(run_id, None)
         if run_id not in applied.heads:
             raise RunNotFound(run_id, self._store.namespace)
         return applied
@@ -176,11 +183,14 @@ class Applier:
             if head is None:
                 self._ignore(applied, run_id, waiting.pop(run_id), "there is no such run")
             else:
-                self._known[run_id] = _Known(head, await self._store.load_plan(head.plan_id), {})
+                self._known[run_id] = _Known(head, await self._load_plan(head.plan_id, patience), {})
         for run_id in unknown:
             if run_id in self._known:
                 applied.heads[run_id] = self._known[run_id].head
         return unknown
+
+    async def _load_plan(self, plan_id: int, patience: float | None) -> Plan:
+        return await persistently(lambda: self._store.load_plan(plan_id), patience)
 
     async def _decide(self, run_id: str, events: list[Event], applied: Applied, grant: Grant | None) -> _Round | None:
         known = self._known[run_id]
@@ -297,7 +307,7 @@ class Applier:
             extra={"run_id": head.run_id, "version": head.snapshot.version, "reason": reason},
             exc_info=error,
         )
-        await self._store.quarantine(head.run_id, head.snapshot.version, reason)
+        await persistently(lambda: self._store.quarantine(head.run_id, head.snapshot.version, reason), None)
 
     @staticmethod
     def _ignore(applied: Applied, run_id: str, events: Sequence[Event], reason: str) -> None:

@@ -11,7 +11,7 @@ import anyio
 import typer
 
 from composer.app import migrate as migrate_schema
-from composer.cli import serve
+from composer.cli import examine, serve
 from composer.errors import ComposerError, StoreUnavailable
 from composer.settings import read_settings
 
@@ -48,3 +48,5 @@ coordinator_app.command()(_told(serve.coordinator))
 app.command("worker")(_told(serve.worker))
 app.command("coordinator")(_told(serve.coordinator))
 app.command("migrate")(_told(migrate))
+app.command("verify")(_told(examine.verify))
+app.command("doctor")(_told(examine.doctor))

@@ -66,6 +66,8 @@ class RetryResult:
     run_id: str
     reset_steps: Sequence[ResetStep]
     stale: Sequence[str] = field(default_factory=list[str])
+    new_options: bool = False
+    """Whether the run goes on with other options than it had."""
     dry_run: bool = False
 
 
@@ -338,19 +340,27 @@ class AsyncClient:
         status = applied.heads[run_id].snapshot.status
         return CancelResult(status is RunStatus.CANCELLED, status.value)
 
-    async def retry(self, run_id: str, *, dry_run: bool = False, rerun_stale: bool = False) -> RetryResult:
+    async def retry(
+        self, run_id: str, *, dry_run: bool = False, rerun_stale: bool = False, keep_options: bool = False
+    ) -> RetryResult:
         """Lets a failed run go on where it stopped: failed, skipped and cancelled nodes run again with fresh budgets.
 
-        Completed nodes keep their outputs; with `rerun_stale` those that read a reset node's data run again too.
-        With `dry_run` it only says what would happen. Raises RunNotFound, RunNotRetryable.
+        Completed nodes keep their outputs; with `rerun_stale` those that read a reset node's data run again too. The
+        run goes on with the newest options (retries, timeouts, queues) of its plan's shape, unless `keep_options`; a
+        deadline counts anew. With `dry_run` it only says what would happen. Raises RunNotFound, RunNotRetryable.
         """
-        heads = await persistently(lambda: self.store.load_heads([_checked_id(run_id)]), PATIENCE)
+        store = self.store
+        heads = await persistently(lambda: store.load_heads([_checked_id(run_id)]), PATIENCE)
         if run_id not in heads:
-            raise RunNotFound(run_id, self.store.namespace)
+            raise RunNotFound(run_id, store.namespace)
         head = heads[run_id]
         if head.snapshot.status is not RunStatus.FAILED:
             raise RunNotRetryable(run_id, head.snapshot.status.value)
         plan = await self._plan(head.plan_id)
+        adopted: int | None = None
+        if not keep_options:
+            newest = await persistently(lambda: store.current_plan(plan.workflow, plan.shape), PATIENCE)
+            adopted = newest if newest != head.plan_id else None
         letters = [letter.value for letter in head.snapshot.letters]
         stale = stale_nodes(plan, letters)
         result = RetryResult(
@@ -360,11 +370,13 @@ class AsyncClient:
                 for i in reset_nodes(plan, letters, rerun_stale=rerun_stale)
             ],
             [] if rerun_stale else [plan.nodes[i].name for i in stale],
-            dry_run,
+            new_options=adopted is not None,
+            dry_run=dry_run,
         )
         if dry_run:
             return result
-        applied = await Applier(self.store).apply_one(run_id, RetryRequested(rerun_stale), patience=PATIENCE)
+        event = RetryRequested(rerun_stale, adopted)
+        applied = await Applier(store).apply_one(run_id, event, patience=PATIENCE)
         if applied.ignored:
             status = applied.heads[run_id].snapshot.status.value
             raise RunNotRetryable(run_id, status, f"is {status}: somebody else retried it just now")

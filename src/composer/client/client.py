@@ -141,9 +141,12 @@ class Client:
         """Stops a run; safe to repeat. See AsyncClient.cancel."""
         return self.call(self._client.cancel, run_id, reason=reason)
 
-    def retry(self, run_id: str, *, dry_run: bool = False, rerun_stale: bool = False) -> RetryResult:
+    def retry(
+        self, run_id: str, *, dry_run: bool = False, rerun_stale: bool = False, keep_options: bool = False
+    ) -> RetryResult:
         """Lets a failed run go on where it stopped. See AsyncClient.retry."""
-        return self.call(self._client.retry, run_id, dry_run=dry_run, rerun_stale=rerun_stale)
+        options = {"dry_run": dry_run, "rerun_stale": rerun_stale, "keep_options": keep_options}
+        return self.call(self._client.retry, run_id, **options)
 
     def recover(self) -> Recovered:
         """One recovery pass, as every coordinator does it: returns what it did."""

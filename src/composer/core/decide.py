@@ -204,6 +204,8 @@ def _retry(draft: Draft, event: RetryRequested) -> None:
         draft.ignore(event, "the run has failed in the same batch")
         return
     draft.record("retry-requested", rerun_stale=event.rerun_stale)
+    if event.adopted_plan is not None:
+        draft.record("plan-adopted", plan=event.adopted_plan)
     draft.status = RunStatus.RUNNING
     draft.restarts = True
     draft.counters = Counters(retries=draft.counters.retries + 1)

@@ -8,7 +8,7 @@ numbers are still right whenever the event counts.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -24,8 +24,8 @@ class Delivery:
     failures: int = 0
     crashes: int = 0
     worker: str = ""
-    claimed_at: float = 0.0
-    """Seconds since the epoch on the database's clock; 0.0 when not known. Only ever shown."""
+    claimed_at: float = field(default=0.0, compare=False)
+    """Seconds since the epoch on the database's clock; 0.0 when not known. Only ever shown, and read back it differs by microseconds."""
 
 
 class FailureKind(StrEnum):
@@ -138,6 +138,8 @@ class RetryRequested:
 
     rerun_stale: bool = False
     """Whether completed nodes that read a reset node's data run again too."""
+    adopted_plan: int | None = None
+    """Id of the plan of the same shape that the run goes on with; None: the one it has."""
 
 
 Report = StepCompleted | StepFailed | StepSnoozed | StepReleased | StepStopped | LeaseExpired

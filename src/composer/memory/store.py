@@ -20,6 +20,7 @@ from composer.core.states import ENDED_RUN, OPEN_TASK, RunStatus, TaskState
 from composer.core.transition import Fence, TaskChange
 from composer.ports.clock import Clock, SystemClock
 from composer.ports.store import (
+    AuditedRun,
     Beat,
     ClaimedTask,
     CommitAnswer,
@@ -136,6 +137,11 @@ class MemoryStore:
     async def load_plan(self, plan_id: int) -> Plan:
         """A stored plan."""
         return self._plans[plan_id]
+
+    async def current_plan(self, workflow: str, shape: str) -> int | None:
+        """The plan of this shape registered last."""
+        ids = [i for i, plan in self._plans.items() if (plan.workflow, plan.shape) == (workflow, shape)]
+        return max(ids, default=None)
 
     # -- runs --------------------------------------------------------------------------------------------
     async def start_runs(self, runs: Sequence[NewRun], *, owner: str = "", lease: float = 0.0) -> list[StartAnswer]:
@@ -494,6 +500,16 @@ class MemoryStore:
             error=run.error,
             tasks=[self._record(run.tasks[key]) for key in sorted(run.tasks) if key[1] < 0],
         )
+
+    async def audit(self, after: str | None, limit: int) -> list[AuditedRun]:
+        """Runs with all there is of them."""
+        found: list[AuditedRun] = []
+        for run_id in sorted(run_id for run_id in self._runs if after is None or run_id > after)[:limit]:
+            record = await self.get_run(run_id)
+            assert record is not None
+            dispatched = frozenset((node, item) for run, node, item in self._outbox if run == run_id)
+            found.append(AuditedRun(record, list(self._runs[run_id].history), dispatched))
+        return found
 
     @staticmethod
     def _record(task: _Task) -> TaskRecord:

@@ -221,6 +221,16 @@ class HistoryRow:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditedRun:
+    """A run with all its tasks (map items too), its whole history, and its hand-outs."""
+
+    record: RunRecord
+    history: Sequence[HistoryRow]
+    dispatched: frozenset[tuple[int, int]]
+    """(node, item) of its outbox rows."""
+
+
+@dataclass(frozen=True, slots=True)
 class Due:
     """A run with something that has come due: its start or its deadline."""
 
@@ -276,6 +286,10 @@ class Store(Protocol):
 
     async def load_plan(self, plan_id: int) -> Plan:
         """A stored plan. Raises KeyError."""
+        ...
+
+    async def current_plan(self, workflow: str, shape: str) -> int | None:
+        """The plan of this shape that new starts of the workflow use, else the one of this shape registered last."""
         ...
 
     async def start_runs(self, runs: Sequence[NewRun], *, owner: str = "", lease: float = 0.0) -> list[StartAnswer]:
@@ -347,6 +361,10 @@ class Store(Protocol):
 
     async def history(self, run_id: str) -> list[HistoryRow]:
         """Every transition of the run, in version order."""
+        ...
+
+    async def audit(self, after: str | None, limit: int) -> list[AuditedRun]:
+        """Up to `limit` runs with ids above `after`, by id, each with all there is of it, read at one instant."""
         ...
 
     async def quarantine(self, run_id: str, version: int, reason: str) -> bool:

@@ -21,6 +21,8 @@ class Statements:
     load_heads: str
     load_values: str
     run_ends: str
+    get_run: str
+    audit: str
     expired: str
     move_due: str
     due_runs: str

@@ -19,6 +19,7 @@ from composer.core.events import Delivery
 from composer.core.plan import Plan, plan_from_text
 from composer.core.snapshot import Snapshot
 from composer.ports.store import (
+    AuditedRun,
     Beat,
     ClaimedTask,
     CommitAnswer,
@@ -31,7 +32,6 @@ from composer.ports.store import (
     RunHead,
     RunRecord,
     StartAnswer,
-    TaskRecord,
     Verdict,
     WorkerRecord,
 )
@@ -42,6 +42,7 @@ from composer.postgres.ids import RunIds
 from composer.postgres.listen import Listener
 from composer.postgres.migrate import check_schema, migrate
 from composer.postgres.partitions import make_partitions
+from composer.postgres.records import audited_run, head_of, run_record
 from composer.postgres.statements import statements
 
 log = logging.getLogger("composer.postgres")
@@ -60,6 +61,7 @@ SESSION: Final = {
     "tcp_keepalives_count": "3",
 }
 _MOST_AGAIN: Final = 5
+_FIRST_ID: Final = "00000000-0000-0000-0000-000000000000"
 _NOBODY: Final[frozenset[int]] = frozenset()
 
 
@@ -220,6 +222,17 @@ class PostgresStore:
             self._plans[plan_id] = plan_from_text(rows[0]["body"], json.loads(rows[0]["about"]))
         return self._plans[plan_id]
 
+    async def current_plan(self, workflow: str, shape: str) -> int | None:
+        """The plan of this shape that new starts use, else the one registered last."""
+        s = self._schema
+        rows = await self._fetch(
+            "looking for a plan",
+            f"select p.id from {s}.plans p where p.namespace = $1 and p.workflow = $2 and p.shape = $3 order by exists "
+            f"(select from {s}.workflows w where w.namespace = $1 and w.name = $2 and w.plan = p.id) desc, p.id desc limit 1",
+            self.namespace, workflow, shape,
+        )  # fmt: skip
+        return rows[0]["id"] if rows else None
+
     # -- runs --------------------------------------------------------------------------------------------
     async def start_runs(self, runs: Sequence[NewRun], *, owner: str = "", lease: float = 0.0) -> list[StartAnswer]:
         """Stores new runs with their root tasks, in one statement."""
@@ -318,7 +331,7 @@ class PostgresStore:
     async def load_heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
         """Runs as they are now."""
         rows = await self._fetch("loading runs", self._sql.load_heads, self.namespace, list(run_ids))
-        return {str(row["id"]): _head(row, row["id"]) for row in rows}
+        return {str(row["id"]): head_of(row, row["id"]) for row in rows}
 
     async def load_values(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
         """Outputs of completed nodes."""
@@ -349,7 +362,7 @@ class PostgresStore:
     async def expired_tasks(self, limit: int) -> list[tuple[RunHead, Delivery]]:
         """Leased tasks whose lease is over."""
         rows = await self._fetch("looking for expired leases", self._sql.expired, self.namespace, limit)
-        return [(_head(row, row["run_id"]), _delivery(row, row["lease_owner"] or "")) for row in rows]
+        return [(head_of(row, row["run_id"]), _delivery(row, row["lease_owner"] or "")) for row in rows]
 
     async def move_due_tasks(self, limit: int) -> int:
         """Makes delayed tasks that are due ready."""
@@ -361,7 +374,7 @@ class PostgresStore:
     async def due_runs(self, limit: int) -> list[Due]:
         """Runs whose start or deadline has come."""
         rows = await self._fetch("looking for due runs", self._sql.due_runs, self.namespace, limit)
-        return [Due(_head(row, row["id"]), row["kind"]) for row in rows]
+        return [Due(head_of(row, row["id"]), row["kind"]) for row in rows]
 
     async def next_due_in(self) -> float | None:
         """Seconds until the next thing comes due."""
@@ -402,36 +415,13 @@ class PostgresStore:
 
     async def get_run(self, run_id: str) -> RunRecord | None:
         """A run with its tasks, read in one statement: one instant."""
-        s = self._schema
-        rows = await self._fetch(
-            "reading a run",
-            "select r.namespace, r.id, r.workflow, r.plan, r.status, r.version, r.letters, r.counters, r.priority as run_priority, r.tags, "
-            "r.quarantine, r.starts_at, r.deadline_at, r.created_at as run_created_at, r.updated_at, r.finished_at as run_finished_at, t.* "
-            f"from {s}.runs r left join {s}.tasks t on t.namespace = r.namespace and t.run_id = r.id and t.item = -1 "
-            "where r.namespace = $1 and r.id = $2 order by t.node",
-            self.namespace, run_id,
-        )  # fmt: skip
-        if not rows:
-            return None
-        first = rows[0]
-        own = next((row for row in rows if row["node"] == -1), None)
-        return RunRecord(
-            head=_head(first, first["id"]),
-            workflow=first["workflow"],
-            namespace=first["namespace"],
-            priority=first["run_priority"],
-            tags=json.loads(first["tags"]),
-            quarantine=first["quarantine"],
-            created_at=first["run_created_at"],
-            updated_at=first["updated_at"],
-            finished_at=first["run_finished_at"],
-            starts_at=first["starts_at"],
-            deadline_at=first["deadline_at"],
-            input=own["input"] if own else "{}",
-            output=own["output"] if own else None,
-            error=own["error"] if own else None,
-            tasks=[_task(row) for row in rows if row["node"] is not None and row["node"] >= 0],
-        )
+        rows = await self._fetch("reading a run", self._sql.get_run, self.namespace, run_id)
+        return run_record(rows) if rows else None
+
+    async def audit(self, after: str | None, limit: int) -> list[AuditedRun]:
+        """Runs with all there is of them, in one statement: one instant."""
+        rows = await self._fetch("auditing runs", self._sql.audit, self.namespace, after or _FIRST_ID, limit)
+        return [audited_run(row) for row in rows]
 
     async def history(self, run_id: str) -> list[HistoryRow]:
         """Every transition of the run, in version order."""
@@ -504,11 +494,6 @@ async def _keep(connection: Any) -> None:
     """Nothing to reset: the engine's connections carry no state from one call to the next."""
 
 
-def _head(row: Any, run_id: Any) -> RunHead:
-    snapshot = Snapshot.stored(row["status"], row["version"], row["letters"], row["counters"])
-    return RunHead(str(run_id), row["plan"], snapshot, row["run_priority"])
-
-
 def _delivery(row: Any, owner: str) -> Delivery:
     return Delivery(
         row["node"],
@@ -525,14 +510,5 @@ def _delivery(row: Any, owner: str) -> Delivery:
 def _claimed(row: Any, owner: str) -> ClaimedTask:
     values = dict(zip(row["nodes"], row["outputs"], strict=True)) if row["nodes"] else {}
     return ClaimedTask(
-        _head(row, row["run_id"]), _delivery(row, owner), row["step"], values, row["input"], row["details"]
+        head_of(row, row["run_id"]), _delivery(row, owner), row["step"], values, row["input"], row["details"]
     )
-
-
-def _task(row: Any) -> TaskRecord:
-    return TaskRecord(
-        node=row["node"], item=row["item"], state=row["state"], attempt=row["attempt"], delivery=row["delivery"],
-        failures=row["failures"], crashes=row["crashes"], queue=row["queue"], owner=row["lease_owner"], output=row["output"],
-        error=row["error"], details=row["details"], created_at=row["created_at"], started_at=row["started_at"],
-        finished_at=row["finished_at"], wake_at=row["wake_at"], lease_expires_at=row["lease_expires_at"],
-    )  # fmt: skip

@@ -1,0 +1,58 @@
+"""`composer verify` and `composer doctor`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import anyio
+import typer
+
+from composer.app import examine, open_store
+from composer.cli.serve import DatabaseUrl, Home, Namespace
+from composer.settings import read_settings
+from composer.verify import Verified, Violation
+from composer.verify import verify as verify_store
+
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
+
+
+def verify(
+    database_url: DatabaseUrl = None, home: Home = None, namespace: Namespace = None, as_json: AsJson = False
+) -> None:
+    """Check the promises on every run of a live database. Exit code 1 when one is broken."""
+    settings = read_settings(database_url=database_url, home=home, namespace=namespace)
+    verified = Verified()
+
+    async def run() -> list[Violation]:
+        async with open_store(settings) as store:
+            return [violation async for violation in verify_store(store, verified)]
+
+    found = anyio.run(run)
+    if as_json:
+        typer.echo(json.dumps({**asdict(verified), "violations": [asdict(each) for each in found]}))
+    else:
+        for each in found:
+            typer.echo(f"invariant {each.invariant}, run {each.run_id}: {each.problem}")
+        typer.echo(
+            f"{verified.runs} runs, {verified.transitions} transitions, {verified.tasks} tasks: {len(found)} violations"
+        )
+    sys.exit(1 if found else 0)
+
+
+def doctor(
+    database_url: DatabaseUrl = None, home: Home = None, namespace: Namespace = None, as_json: AsJson = False
+) -> None:
+    """Look at the database's settings and state. Exit code 1 when there is a problem; warnings are none."""
+    settings = read_settings(database_url=database_url, home=home, namespace=namespace)
+    found = anyio.run(examine, settings)
+    if as_json:
+        typer.echo(json.dumps([asdict(each) for each in found]))
+    else:
+        for each in found:
+            typer.echo(
+                f"{each.level.value:8} {each.name}: {each.value}" + (f"\n         {each.advice}" if each.advice else "")
+            )
+    sys.exit(1 if any(each.level == "problem" for each in found) else 0)

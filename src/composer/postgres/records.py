@@ -1,0 +1,65 @@
+"""Rows as the port's records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from composer.core.snapshot import Snapshot
+from composer.ports.store import AuditedRun, HistoryRow, RunHead, RunRecord, TaskRecord
+
+
+def head_of(row: Any, run_id: Any) -> RunHead:
+    """A run's head, of any row that has its columns."""
+    snapshot = Snapshot.stored(row["status"], row["version"], row["letters"], row["counters"])
+    return RunHead(str(run_id), row["plan"], snapshot, row["run_priority"])
+
+
+def run_record(rows: Sequence[Any]) -> RunRecord:
+    """A run with its tasks, of the rows of get_run.sql."""
+    return _record(rows[0], [row for row in rows if row["node"] is not None])
+
+
+def audited_run(row: Any) -> AuditedRun:
+    """One row of audit.sql."""
+    tasks: list[dict[str, Any]] = json.loads(row["tasks"] or "[]")
+    for task in tasks:
+        for name in ("created_at", "started_at", "finished_at", "wake_at", "lease_expires_at"):
+            task[name] = None if task[name] is None else datetime.fromisoformat(task[name])
+    history = [
+        HistoryRow(each["version"], datetime.fromisoformat(each["at"]), json.loads(each["changes"]))
+        for each in json.loads(row["history"] or "[]")
+    ]
+    return AuditedRun(_record(row, tasks), history, frozenset(map(tuple, json.loads(row["dispatched"] or "[]"))))
+
+
+def _record(run: Any, tasks: Sequence[Mapping[str, Any]]) -> RunRecord:
+    own = next((task for task in tasks if task["node"] == -1), None)
+    return RunRecord(
+        head=head_of(run, run["id"]),
+        workflow=run["workflow"],
+        namespace=run["namespace"],
+        priority=run["run_priority"],
+        tags=json.loads(run["tags"]),
+        quarantine=run["quarantine"],
+        created_at=run["run_created_at"],
+        updated_at=run["updated_at"],
+        finished_at=run["run_finished_at"],
+        starts_at=run["starts_at"],
+        deadline_at=run["deadline_at"],
+        input=own["input"] if own else "{}",
+        output=own["output"] if own else None,
+        error=own["error"] if own else None,
+        tasks=[_task(task) for task in tasks if task["node"] >= 0],
+    )
+
+
+def _task(row: Mapping[str, Any]) -> TaskRecord:
+    return TaskRecord(
+        node=row["node"], item=row["item"], state=row["state"], attempt=row["attempt"], delivery=row["delivery"],
+        failures=row["failures"], crashes=row["crashes"], queue=row["queue"], owner=row["lease_owner"], output=row["output"],
+        error=row["error"], details=row["details"], created_at=row["created_at"], started_at=row["started_at"],
+        finished_at=row["finished_at"], wake_at=row["wake_at"], lease_expires_at=row["lease_expires_at"],
+    )  # fmt: skip
