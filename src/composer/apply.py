@@ -183,6 +183,7 @@ class Applier:
             if head is None:
                 self._ignore(applied, run_id, waiting.pop(run_id), "there is no such run")
             else:
+                head = replace(head, plan_id=self._adopted.get(run_id, head.plan_id))
                 self._known[run_id] = _Known(head, await self._load_plan(head.plan_id, patience), {})
         for run_id in unknown:
             if run_id in self._known:

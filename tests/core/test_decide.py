@@ -64,7 +64,8 @@ def test_completion_opens_what_waited_for_it():
 
 def test_output_is_asked_for_only_when_the_run_ends():
     """A decision that ends the run names the outputs it lacks, and gets by with those the events carry."""
-    plan = a_plan({"a": [], "b": ["a"]}, output={"a": {"$": {"ref": "a"}}, "b": {"$": {"ref": "b"}}, "i": {"$": {"ref": "input", "path": ["n"]}}})  # fmt: skip
+    output = {"a": {"$": {"ref": "a"}}, "b": {"$": {"ref": "b"}}, "i": {"$": {"ref": "input", "path": ["n"]}}}
+    plan = a_plan({"a": [], "b": ["a"]}, output=output)
     assert decide(plan, a_run("CA"), [completed(1, "2")]) == NeedValues((0, INPUT))
     made = one(decide(plan, a_run("CA"), [completed(1, "2")], {0: "1.10", INPUT: '{"n":3}'}))
     assert made.result is not None

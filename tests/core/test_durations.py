@@ -47,7 +47,7 @@ def test_seconds_refuses_what_is_no_duration(value):
 )  # fmt: skip
 def test_seconds_refuses_what_is_out_of_range(value, advice):
     """A number outside of the range is refused with the bound it breaks."""
-    with pytest.raises(PlanError, match="^x: .* is out of range") as caught:
+    with pytest.raises(PlanError, match=r"^x: .* is out of range") as caught:
         seconds(value, what="x")
     assert advice in caught.value.advice
 

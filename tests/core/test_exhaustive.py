@@ -36,7 +36,7 @@ TWICE = NodeOptions(retries=Retry(2, 1.0), max_crashes=2)
 ONCE = NodeOptions(max_crashes=2)
 PLANS = {
     "chain": a_plan({"a": [], "b": ["a"]}, output="b", every=TWICE),
-    "diamond": a_plan({"a": [], "b": ["a"], "c": ["after:a"], "d": ["b", "c"]}, every=ONCE),
+    "diamond": a_plan({"a": [], "b": ["a"], "c": ["after:a"], "d": ["b", "c"]}, every=NodeOptions(max_crashes=1)),
     "fan-in": a_plan({"a": [], "b": [], "c": ["a", "after:b"]}, output="c", every=ONCE),
     "fail-fast": a_plan({"a": [], "b": [], "c": ["a", "b"]}, every=ONCE, fail_fast=True),
 }

@@ -285,7 +285,7 @@ class AsyncClient:
 
         # A run that was started here while everything was heard has been heard to end, or has not ended.
         known_open = self._fresh.pop(run_id, -1) == store.wakeups.epoch and self._hears()
-        with store.wakeups.on_end(run_id, hear), anyio.move_on_after(timeout):
+        with store.wakeups.on_end(run_id, hear, recent=known_open), anyio.move_on_after(timeout):
             await self._listen()
             while True:
                 known = next((end for end in heard if end is not None), None)
@@ -375,6 +375,7 @@ class AsyncClient:
         )
         if dry_run:
             return result
+        self._fresh.pop(run_id, None)
         event = RetryRequested(rerun_stale, adopted)
         applied = await Applier(store).apply_one(run_id, event, patience=PATIENCE)
         if applied.ignored:

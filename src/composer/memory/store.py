@@ -280,6 +280,7 @@ class MemoryStore:
         run.snapshot, run.updated_at, run.plan_id = made.run, now, commit.plan_id
         run.finished_at = now if made.ends_run else None
         if made.restarts:
+            self.wakeups.run_reopened(run_id)
             run.deadline_at = None if commit.deadline_in is None else now + timedelta(seconds=commit.deadline_in)
         if made.result is not None:
             run.output, run.error = made.result.output, made.result.error

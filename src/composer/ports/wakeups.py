@@ -121,6 +121,10 @@ class Wakeups:
         for heard in tuple(self._ends.get(run_id, ())):
             heard(end)
 
+    def run_reopened(self, run_id: str) -> None:
+        """The run goes on after it had ended: what was heard of its end no longer holds."""
+        self._recent.pop(run_id, None)
+
     def run_stopped(self, run_id: str) -> None:
         """The run was stopped: bodies that still run for it should end."""
         for heard in tuple(self._stops):
@@ -161,9 +165,9 @@ class Wakeups:
             self._timers.discard(bell)
 
     @contextmanager
-    def on_end(self, run_id: str, heard: Callable[[RunEnd | None], None]) -> Iterator[None]:
-        """Calls `heard` when the run ends, or when it may have: None says to look. At once when it ended a moment ago."""
-        if run_id in self._recent:
+    def on_end(self, run_id: str, heard: Callable[[RunEnd | None], None], *, recent: bool = False) -> Iterator[None]:
+        """Calls `heard` when the run ends, or when it may have: None says to look. With `recent`, at once if it just did."""
+        if recent and run_id in self._recent:
             heard(self._recent[run_id])
         self._ends.setdefault(run_id, []).append(heard)
         try:

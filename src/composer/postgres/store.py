@@ -309,6 +309,8 @@ class PostgresStore:
                         timer = True
                     elif change.state == "ready":
                         ready.add(commit.plan.nodes[change.node].options.queue)
+                if made.restarts:
+                    self.wakeups.run_reopened(commit.run_id)
                 if made.stops_open_tasks:
                     self.wakeups.run_stopped(commit.run_id)
                 if made.ends_run:

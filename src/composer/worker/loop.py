@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import time
@@ -48,6 +49,8 @@ _SLEEP_TTL: Final = 30.0
 _SLEEP_RENEWED: Final = 10.0
 _LAST_WORDS: Final = 2.0
 """Seconds bodies get to end once they were told to, before their tasks are given back without them."""
+_LAST_COMMIT: Final = 5.0
+"""Seconds that commits get to reach the database when the worker closes."""
 _OLD_THREAD: Final = 30.0
 """Seconds a body may outlive its attempt before it is warned about, and between warnings."""
 
@@ -82,6 +85,9 @@ class WorkerLoop:
         self._freed = Bell()
         self._idle = Bell()
         self._committing = False
+        self._commit_scope = anyio.CancelScope()
+        self._last_moment = math.inf
+        """When, on the loop's clock, a commit under way is given up."""
         self._claim_was_full = False
         self._asleep_until = 0.0
         self._bodies: set[asyncio.Task[None]] = set()
@@ -318,10 +324,12 @@ class WorkerLoop:
             batch, self._reports = self._reports[:MOST_REPORTS], self._reports[MOST_REPORTS:]
             self._committing = True
             try:
-                await self._commit(batch)
+                # A commit that was cut off in the middle would lose its reports. When the worker closes, its time is limited.
+                with anyio.CancelScope(shield=True, deadline=self._last_moment) as self._commit_scope:
+                    await self._commit(batch)
             finally:
                 self._committing = False
-            self._freed.ring()
+                self._freed.ring()
 
     async def _commit(self, batch: Sequence[tuple[Attempt, Report]]) -> None:
         granted = 0
@@ -414,14 +422,16 @@ class WorkerLoop:
         if self._bodies:
             names = sorted(task.get_name() for task in self._bodies)
             log.warning("bodies go on although they were told to stop, and are left behind", extra={"bodies": names})
-        while self._reports:
-            batch, self._reports = self._reports, []
-            try:
-                await self._applier.apply(_by_run(batch), patience=5.0)
-            except StoreUnavailable as error:
-                log.warning(
-                    "tasks could not be given back; their leases end by themselves", extra={"error": str(error)}
-                )
+        self._last_moment = self._commit_scope.deadline = anyio.current_time() + _LAST_COMMIT
+        with anyio.move_on_after(_LAST_COMMIT):
+            while self._committing:
+                await self._freed.wait(0.05)
+        batch, self._reports = self._reports, []
+        try:
+            if batch:
+                await self._applier.apply(_by_run(batch), patience=_LAST_COMMIT)
+        except StoreUnavailable as error:
+            log.warning("tasks could not be given back; their leases end by themselves", extra={"error": str(error)})
 
 
 def _by_run(batch: Sequence[tuple[Attempt, Report]]) -> dict[str, list[Event]]:
