@@ -50,6 +50,9 @@ _MOODS = (
 )  # fmt: skip
 
 
+_TIMED = "_timed"
+
+
 class Planned(Exception):
     """A failure that the mood asked for."""
 
@@ -65,8 +68,11 @@ def value_of(name: str, node: str, values: list[int]) -> int:
 
 
 def mood_of(node: str, values: list[int]) -> Mood:
-    """How the body behaves."""
-    return _MOODS[digest("mood", node, values) % len(_MOODS)]
+    """How the body behaves. A node with a timeout (its name says so) would never end if it were slow at every attempt."""
+    mood = _MOODS[digest("mood", node, values) % len(_MOODS)]
+    if node.endswith(_TIMED):
+        return Mood.HANGS if mood in (Mood.SLOW, Mood.BLOCKS) else mood
+    return Mood.QUICK if mood is Mood.HANGS else mood
 
 
 # -- the ledger -------------------------------------------------------------------------------------------------
@@ -192,19 +198,16 @@ def _drawn(draw: random.Random, flow: str) -> tuple[Spot, ...]:
         if draw.random() < 0.2 and -1 not in reads:
             reads.append(-1)
         options: list[tuple[str, Any]] = []
-        if draw.random() < 0.3:
+        name = draw.choices(("mix", "grind", "crawl"), (5, 4, 2))[0]
+        # A thread cannot be stopped: one that hangs beyond its timeout would only keep its slot.
+        timed = name != "grind" and draw.random() < 0.4
+        if timed:
             options.append(("timeout", LEASE / 2))
         if draw.random() < 0.2:
             options.append(("priority", draw.randint(-5, 5)))
         if draw.random() < 0.1:
             options.append(("heartbeat_timeout", LEASE))
-        name = draw.choices(("mix", "grind", "crawl"), (5, 4, 2))[0]
-        if name == "grind":
-            # A thread cannot be stopped: one that hangs beyond its timeout would only keep its slot.
-            options = [option for option in options if option[0] != "timeout"]
-        if any(option[0] == "timeout" for option in options):
-            reads = reads[:2]
-        spots.append(Spot(f"{flow}_{index}", name, tuple(reads), tuple(options)))
+        spots.append(Spot(f"{flow}_{index}{_TIMED if timed else ''}", name, tuple(reads), tuple(options)))
     used = {i for spot in spots for i in spot.reads}
     ends = tuple(i for i in range(len(spots)) if i not in used)
     return (*spots, Spot(f"{flow}_end", "mix", ends))

@@ -1,0 +1,201 @@
+"""What must hold once everything has healed: the database, the ledger and the clients' own stories against each other."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import asyncpg
+
+from composer.postgres.store import PostgresStore
+from composer.verify import Verified, verify
+from tests.torture.clients import Wish
+from tests.torture.flows import FLOWS
+
+Key = tuple[str, str]
+"""Run and node."""
+Delivery = tuple[int, int]
+"""Attempt and delivery."""
+
+
+@dataclass
+class Found:
+    """The verdict."""
+
+    violations: list[str] = field(default_factory=list[str])
+    runs: int = 0
+    statuses: Counter[str] = field(default_factory=Counter[str])
+    executions: int = 0
+    takeovers: int = 0
+    """Executions that began after another delivery of the same task had been taken for lost."""
+    overlaps: int = 0
+    """Takeovers while the lost body still went on."""
+    late_accepted: int = 0
+    """Reports that were applied although their lease had been swept."""
+
+    def wrong(self, problem: str) -> None:
+        """Counts a violation."""
+        self.violations.append(problem)
+
+
+@dataclass
+class Execution:
+    """One body, as its ledger tells it."""
+
+    pid: int
+    began: float
+    ended: float | None = None
+    how: str = ""
+
+
+async def check(url: str, ledger: pathlib.Path, wishes: Iterable[Wish]) -> Found:
+    """Everything that is to be asked of the database and the ledger."""
+    found = Found()
+    connection = await asyncpg.connect(url)
+    try:
+        runs = await connection.fetch(
+            "select r.id::text, r.workflow, r.status, r.version, r.quarantine, t.output from composer.runs r "
+            "left join composer.tasks t on t.run_id = r.id and t.node = -1"
+        )
+        tasks = await connection.fetch("select *, run_id::text as run from composer.tasks where node >= 0")
+        rows = await connection.fetch(
+            "select run_id::text as run, version, changes from composer.history order by run_id, version"
+        )
+        keys = await connection.fetch("select workflow, key, run_id::text as run from composer.run_keys")
+        left = await connection.fetchval("select count(*) from composer.outbox")
+    finally:
+        await connection.close()
+    if left:
+        found.wrong(f"{left} outbox rows are left")
+    executions = _read(ledger, found)
+    statuses = {run["id"]: run["status"] for run in runs}
+    found.runs, found.statuses = len(runs), Counter(statuses.values())
+    _starts(found, wishes, runs, keys)
+    _values(found, wishes, runs, tasks)
+    _ledger(found, executions, statuses, tasks, rows)
+    await _invariants(found, url)
+    return found
+
+
+def _read(ledger: pathlib.Path, found: Found) -> dict[Key, dict[Delivery, Execution]]:
+    executions: dict[Key, dict[Delivery, Execution]] = defaultdict(dict)
+    for text in ledger.read_text().splitlines() if ledger.exists() else ():
+        line = json.loads(text)
+        key, delivery = (line["run"], line["node"]), (line["attempt"], line["delivery"])
+        known = executions[key].get(delivery)
+        if line["phase"] == "start":
+            found.executions += 1
+            if known is not None:
+                found.wrong(f"{key}: delivery {delivery} was run twice, by processes {known.pid} and {line['pid']}")
+            executions[key][delivery] = Execution(line["pid"], line["at"])
+        elif known is None or known.pid != line["pid"]:
+            found.wrong(f"{key}: the ledger has an end of {delivery} without its start")
+        else:
+            known.ended, known.how = line["at"], line["phase"]
+    return executions
+
+
+def _starts(found: Found, wishes: Iterable[Wish], runs: list[Any], keys: list[Any]) -> None:
+    """An acknowledged start is one run; a key is one run; nothing was invented."""
+    there = {run["id"] for run in runs}
+    by_key = {(row["workflow"], row["key"]): row["run"] for row in keys}
+    acknowledged: set[str] = set()
+    unheard = 0
+    for wish in wishes:
+        name = f"wish {wish.number} (key {wish.key})"
+        acknowledged |= wish.ids
+        if len(wish.ids) > 1:
+            found.wrong(f"{name} was given {len(wish.ids)} runs")
+        if wish.created > 1:
+            found.wrong(f"{name} was told {wish.created} times that it had made its run")
+        for run_id in wish.ids - there:
+            found.wrong(f"{name}: run {run_id} was acknowledged and does not exist")
+        if not wish.ids:
+            unheard += 1
+            if wish.key is not None:
+                found.wrong(f"{name} never heard of a run")
+        if wish.key is not None and wish.ids and by_key.get((wish.flow, wish.key)) not in wish.ids:
+            found.wrong(f"{name} was given {wish.ids}, and the key has {by_key.get((wish.flow, wish.key))}")
+    if extra := len(there - acknowledged) > unheard:
+        found.wrong(f"{extra} runs exist that nobody asked for")
+
+
+def _values(found: Found, wishes: Iterable[Wish], runs: list[Any], tasks: list[Any]) -> None:
+    """Every run has ended, as it had to, with the interpreter's values."""
+    outputs: dict[str, dict[str, str]] = defaultdict(dict)
+    workflows = {run["id"]: run["workflow"] for run in runs}
+    for task in tasks:
+        node = FLOWS[workflows[task["run"]]].plan.nodes[task["node"]].name
+        if task["state"] in ("held", "ready", "leased", "delayed", "waiting"):
+            found.wrong(f"run {task['run']}: the task of {node} is still {task['state']}")
+        if task["state"] == "completed":
+            outputs[task["run"]][node] = task["output"]
+    by_id = {run_id: wish for wish in wishes for run_id in wish.ids}
+    for run in runs:
+        run_id, status, wish = run["id"], run["status"], by_id.get(run["id"])
+        if run["quarantine"] is not None:
+            found.wrong(f"run {run_id} is quarantined: {run['quarantine']}")
+        if status not in ("completed", "failed", "cancelled"):
+            found.wrong(f"run {run_id} never ended: it is {status}")
+        if wish is None:
+            continue
+        if status == "completed" and run["output"] != str(wish.expected.result):
+            found.wrong(f"run {run_id} gave {run['output']}, expected {wish.expected.result}")
+        for node, output in outputs[run_id].items():
+            if output != str(wish.expected.values[node]):
+                found.wrong(f"run {run_id}: {node} gave {output}, expected {wish.expected.values[node]}")
+        if status == "completed" and len(outputs[run_id]) != len(wish.expected.values):
+            found.wrong(f"run {run_id} completed with {len(outputs[run_id])} of {len(wish.expected.values)} nodes")
+        if status == "failed" and (not wish.expected.doomed or (wish.retries and not wish.cancel_asked)):
+            found.wrong(f"run {run_id} failed, and had no reason to")
+        if status == "cancelled" and not wish.cancel_asked:
+            found.wrong(f"run {run_id} was cancelled, and nobody wanted it")
+        if wish.cancel_answer is True and status != "cancelled":
+            found.wrong(f"run {run_id} is {status} although its cancel was accepted")
+        if wish.ended and wish.ended != status and not (wish.ended == "failed" and wish.cancel_asked):
+            found.wrong(f"run {run_id} is {status}, and its client heard that it {wish.ended}")
+
+
+def _ledger(
+    found: Found,
+    executions: dict[Key, dict[Delivery, Execution]],
+    statuses: dict[str, str],
+    tasks: list[Any],
+    rows: list[Any],
+) -> None:
+    """Every applied result was run; every run delivery was handed out, and history says what became of it."""
+    outcomes: dict[Key, dict[Delivery, list[str]]] = defaultdict(lambda: defaultdict(list))
+    workflows: dict[str, str] = {}
+    order: dict[Key, list[tuple[str, Delivery]]] = defaultdict(list)
+    for row in rows:
+        for entry in json.loads(row["changes"]).get("events", ()):
+            if "outcome" in entry:
+                key, delivery = (row["run"], entry["node"]), (entry["attempt"], entry["delivery"])
+                # A worker that was lost may end an attempt too.
+                lost = entry["outcome"] == "crashed" or entry.get("kind") == "worker-lost"
+                outcomes[key][delivery].append("lost" if lost else entry["outcome"])
+                order[key].append((outcomes[key][delivery][-1], delivery))
+    names = {name: [node.name for node in flow.plan.nodes] for name, flow in FLOWS.items()}
+    claimed: dict[Key, Delivery] = {}
+    for task in tasks:
+        workflows[task["run"]] = next(n for n, nodes in names.items() if any(s.startswith(f"{n}_") for s in nodes) and n == workflows.get(task["run"], n) and task["node"] < len(nodes) and _is_of(task, nodes))
+    del workflows, claimed
+    found.takeovers += 0
+    for key, deliveries in outcomes.items():
+        there = executions.get(key, {})
+        for delivery, ended in deliveries.items():
+            heard = [outcome for outcome in ended if outcome != "lost"]
+            if len(heard) > 1 or len(ended) > 2:
+                found.wrong(f"{key}: delivery {delivery} ended as {ended}")
+            if heard and ended[0] == "lost":
+                found.late_accepted += 1
+            execution = there.get(delivery)
+            if heard and heard[0] != "released" and execution is None:
+                found.wrong(f"{key}: {heard[0]} was applied of {delivery}, which the ledger does not have")
+            if "completed" in heard and execution is not None and execution.how != "end":
+                found.wrong(f"{key}: {delivery} was applied as completed, and its body ended as {execution.how or 'nothing'}")
