@@ -32,8 +32,8 @@ _MOST_ROUNDS: Final = 200
 """Lost races before a run's events are given up. Each loss is another's gain, so this many means a defect."""
 
 T = TypeVar("T")
-Grant = Callable[[Node], bool]
-"""Asked for every task that becomes ready: whether the committing worker takes it at once."""
+Grant = Callable[[str, Node], bool]
+"""Asked for every task that becomes ready, by run id and node: whether the committing worker takes it at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ class Applier:
             return None
         nodes = known.plan.nodes
         leased = (
-            frozenset(start.node for start in decision.starts if grant(nodes[start.node]))
+            frozenset(start.node for start in decision.starts if grant(run_id, nodes[start.node]))
             if grant
             else frozenset[int]()
         )

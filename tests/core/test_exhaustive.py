@@ -18,6 +18,7 @@ from composer.core.events import (
     Delivery,
     Event,
     LeaseExpired,
+    Report,
     RetryRequested,
     StepCompleted,
     StepFailed,
@@ -39,8 +40,9 @@ PLANS = {
     "diamond": a_plan({"a": [], "b": ["a"], "c": ["after:a"], "d": ["b", "c"]}, every=NodeOptions(max_crashes=1)),
     "fan-in": a_plan({"a": [], "b": [], "c": ["a", "after:b"]}, output="c", every=ONCE),
     "fail-fast": a_plan({"a": [], "b": [], "c": ["a", "b"]}, every=ONCE, fail_fast=True),
+    "after a skip": a_plan({"a": [], "b": ["a"], "c": ["after:b"]}, every=NodeOptions(max_crashes=1)),
 }
-LEAST = {"chain": 400, "diamond": 1_000, "fan-in": 800, "fail-fast": 300}
+LEAST = {"chain": 1_500, "diamond": 500, "fan-in": 2_000, "fail-fast": 1_500, "after a skip": 200}
 
 
 @dataclass
@@ -75,7 +77,9 @@ class World:
         store = self.store.copy()
         store.apply(events)
         bodies = tuple(each for each in self.bodies if each is not body)
-        sent = (*self.sent, *events) if body is not None else self.sent
+        sent = (
+            (*self.sent, *(event for event in events if isinstance(event, Report))) if body is not None else self.sent
+        )
         return World(store, bodies, sent, self.cancelled or "cancelled" in flags, self.retried or "retried" in flags)
 
     def moves(self) -> Iterator[tuple[str, World]]:
@@ -102,6 +106,15 @@ class World:
             both: list[Event] = [StepCompleted(self.bodies[0], "1"), StepFailed(self.bodies[1], a_failure())]
             yield "both", World(self.after(both).store, (), (*self.sent, *both), self.cancelled, self.retried)
         if not self.cancelled:
+            for body in self.bodies:
+                yield (
+                    "complete, cancel",
+                    self.after([StepCompleted(body, "1"), CancelRequested()], body=body, cancelled=True),
+                )
+                yield (
+                    "cancel, fail",
+                    self.after([CancelRequested(), StepFailed(body, a_failure())], body=body, cancelled=True),
+                )
             yield "cancel", self.after([CancelRequested()], cancelled=True)
         if not self.retried and store.run.status is RunStatus.FAILED:
             yield "retry", self.after([RetryRequested()], retried=True)

@@ -84,9 +84,7 @@ async def test_migrating_again_does_nothing(fresh_database: str) -> None:
 
 async def test_database_of_a_newer_release_is_refused(fresh_database: str) -> None:
     """A migration that this release does not know makes both the check and a migration fail, with the advice to upgrade."""
-    await execute(
-        fresh_database, "insert into composer.migrations (version, name, digest) values (9000, 'later', 'x')"
-    )
+    await execute(fresh_database, "insert into composer.migrations (version, name, digest) values (9000, 'later', 'x')")
     for call in (check_schema, migrate):
         with pytest.raises(SchemaError, match="9000, which this release does not know; upgrade"):
             await on_connection(fresh_database, call)
@@ -109,9 +107,7 @@ async def test_missing_migration_is_named(fresh_database: str) -> None:
         await on_connection(fresh_database, check_schema)
 
 
-async def test_migration_that_fails_leaves_nothing_behind(
-    empty_database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_migration_that_fails_leaves_nothing_behind(empty_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A migration that fails in the middle is rolled back whole, its lock is free again, and a later one begins anew."""
     broken = [(1, "first", "create table composer.half (id int); select 1 / 0")]
     with monkeypatch.context() as patch:

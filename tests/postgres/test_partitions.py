@@ -132,9 +132,7 @@ async def test_rows_of_other_months_stay_in_the_default_partition(migrated: str)
 
 
 @pytest.mark.parametrize("moment", ["2026-12-31T23:59:59.999+00:00", "2027-01-01T00:00:00+00:00"])
-async def test_year_ends_in_the_right_partition(
-    migrated: str, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
+async def test_year_ends_in_the_right_partition(migrated: str, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     """The last moment of a year and the first of the next fall into the partitions of their months."""
     now = datetime.fromisoformat(moment)
 

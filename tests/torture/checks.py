@@ -73,11 +73,10 @@ async def check(url: str, ledger: pathlib.Path, wishes: Iterable[Wish]) -> Found
     if left:
         found.wrong(f"{left} outbox rows are left")
     executions = _read(ledger, found)
-    statuses = {run["id"]: run["status"] for run in runs}
-    found.runs, found.statuses = len(runs), Counter(statuses.values())
+    found.runs, found.statuses = len(runs), Counter(run["status"] for run in runs)
     _starts(found, wishes, runs, keys)
     _values(found, wishes, runs, tasks)
-    _ledger(found, executions, statuses, tasks, rows)
+    _ledger(found, executions, runs, tasks, rows)
     await _invariants(found, url)
     return found
 
@@ -121,8 +120,10 @@ def _starts(found: Found, wishes: Iterable[Wish], runs: list[Any], keys: list[An
                 found.wrong(f"{name} never heard of a run")
         if wish.key is not None and wish.ids and by_key.get((wish.flow, wish.key)) not in wish.ids:
             found.wrong(f"{name} was given {wish.ids}, and the key has {by_key.get((wish.flow, wish.key))}")
-    if extra := len(there - acknowledged) > unheard:
-        found.wrong(f"{extra} runs exist that nobody asked for")
+    if len(there - acknowledged) > unheard:
+        found.wrong(
+            f"{len(there - acknowledged)} runs exist that nobody was told of, and {unheard} starts went unheard"
+        )
 
 
 def _values(found: Found, wishes: Iterable[Wish], runs: list[Any], tasks: list[Any]) -> None:
@@ -164,38 +165,114 @@ def _values(found: Found, wishes: Iterable[Wish], runs: list[Any], tasks: list[A
 def _ledger(
     found: Found,
     executions: dict[Key, dict[Delivery, Execution]],
-    statuses: dict[str, str],
+    runs: list[Any],
     tasks: list[Any],
     rows: list[Any],
 ) -> None:
     """Every applied result was run; every run delivery was handed out, and history says what became of it."""
     outcomes: dict[Key, dict[Delivery, list[str]]] = defaultdict(lambda: defaultdict(list))
-    workflows: dict[str, str] = {}
-    order: dict[Key, list[tuple[str, Delivery]]] = defaultdict(list)
     for row in rows:
         for entry in json.loads(row["changes"]).get("events", ()):
             if "outcome" in entry:
-                key, delivery = (row["run"], entry["node"]), (entry["attempt"], entry["delivery"])
-                # A worker that was lost may end an attempt too.
                 lost = entry["outcome"] == "crashed" or entry.get("kind") == "worker-lost"
-                outcomes[key][delivery].append("lost" if lost else entry["outcome"])
-                order[key].append((outcomes[key][delivery][-1], delivery))
-    names = {name: [node.name for node in flow.plan.nodes] for name, flow in FLOWS.items()}
-    claimed: dict[Key, Delivery] = {}
-    for task in tasks:
-        workflows[task["run"]] = next(n for n, nodes in names.items() if any(s.startswith(f"{n}_") for s in nodes) and n == workflows.get(task["run"], n) and task["node"] < len(nodes) and _is_of(task, nodes))
-    del workflows, claimed
-    found.takeovers += 0
+                outcome = "lost" if lost else entry.get("kind", entry["outcome"])
+                outcomes[row["run"], entry["node"]][entry["attempt"], entry["delivery"]].append(outcome)
     for key, deliveries in outcomes.items():
-        there = executions.get(key, {})
         for delivery, ended in deliveries.items():
+            # Lost, and then heard all the same, is a report that came before anybody had claimed the task again.
             heard = [outcome for outcome in ended if outcome != "lost"]
-            if len(heard) > 1 or len(ended) > 2:
+            if len(heard) > 1 or len(ended) - len(heard) > 1:
                 found.wrong(f"{key}: delivery {delivery} ended as {ended}")
-            if heard and ended[0] == "lost":
-                found.late_accepted += 1
-            execution = there.get(delivery)
-            if heard and heard[0] != "released" and execution is None:
-                found.wrong(f"{key}: {heard[0]} was applied of {delivery}, which the ledger does not have")
-            if "completed" in heard and execution is not None and execution.how != "end":
-                found.wrong(f"{key}: {delivery} was applied as completed, and its body ended as {execution.how or 'nothing'}")
+            if not heard:
+                continue
+            found.late_accepted += len(ended) > 1
+            execution = executions.get(key, {}).get(delivery)
+            if execution is None:
+                # A worker that stops may give back what it had been handed and not begun.
+                if heard[0] != "released":
+                    found.wrong(f"{key}: {heard[0]} was applied of {delivery}, which never ran")
+            elif heard[0] not in _FITTING[execution.how]:
+                found.wrong(f"{key}: {heard[0]} was applied of {delivery}, whose body ended as {execution.how!r}")
+    statuses = {run["id"]: run["status"] for run in runs}
+    workflows = {run["id"]: run["workflow"] for run in runs}
+    last: dict[Key, Delivery] = {}
+    for task in tasks:
+        node = FLOWS[workflows[task["run"]]].plan.nodes[task["node"]].name
+        last[task["run"], node] = (task["attempt"], task["delivery"])
+        ended = [e for each in outcomes[task["run"], node].values() for e in each]
+        if ended.count("completed") != (task["state"] == "completed"):
+            found.wrong(
+                f"run {task['run']}: the task of {node} is {task['state']}, and its deliveries ended as {ended}"
+            )
+    for key, deliveries in executions.items():
+        if key not in last:
+            found.wrong(f"{key}: it was run, and there is no such task")
+            continue
+        lost: list[Execution] = []
+        for delivery, execution in sorted(deliveries.items(), key=lambda item: item[0][1]):
+            if delivery[0] > last[key][0] or delivery[1] > last[key][1]:
+                found.wrong(f"{key}: {delivery} was run, and {last[key]} is the last that was handed out")
+            ended = outcomes[key].get(delivery, [])
+            if not ended and statuses[key[0]] != "cancelled":
+                found.wrong(f"{key}: {delivery} was run, and history does not know it")
+            found.takeovers += bool(lost)
+            found.overlaps += any(each.ended is not None and each.ended > execution.began for each in lost)
+            lost = [execution] if ended == ["lost"] else []
+
+
+_FITTING = {
+    "end": {"completed", "timeout", "released"},
+    "fail": {"error", "snoozed", "timeout", "released"},
+    "stop": {"timeout", "released"},
+    "": {"timeout", "released"},
+}
+"""What may be applied of a body, by how it ended: one that is stopped by its timeout or its worker ends as it likes."""
+
+
+async def _invariants(found: Found, url: str) -> None:
+    store = PostgresStore(url, connections=2)
+    await store.open()
+    try:
+        verified = Verified()
+        async for each in verify(store, verified):
+            found.wrong(f"invariant {each.invariant}: run {each.run_id}: {each.problem}")
+        if verified.runs != found.runs:
+            found.wrong(f"verify looked at {verified.runs} of {found.runs} runs")
+    finally:
+        await store.close()
+
+
+_SERVER_ERROR = re.compile(r"\b(ERROR|FATAL|PANIC): +(.*)")
+_FAULTS = re.compile(
+    'database "composer" does not exist|'  # the very first question
+    "terminating connection|the database system is|canceling statement due to user request|"
+    "connection to client lost|could not (send|receive) data|Connection reset by peer|unexpected EOF"
+)
+
+
+def check_server_log(found: Found, text: str) -> int:
+    """Errors that no fault explains are violations. Returns how many deadlocks the server saw."""
+    for match in _SERVER_ERROR.finditer(text):
+        if not _FAULTS.search(match[2]) and "deadlock detected" not in match[2]:
+            found.wrong(f"the server logged {match[0]}")
+    deadlocks = text.count("ERROR:  deadlock detected")
+    if deadlocks:
+        found.wrong(f"{deadlocks} deadlocks")
+    return deadlocks
+
+
+def check_logs(found: Found, lines: Iterable[dict[str, Any]]) -> Counter[str]:
+    """What workers and coordinators must never say. Returns how often each message came."""
+    said: Counter[str] = Counter()
+    for line in lines:
+        if "text" in line:
+            if "Traceback" in line["text"] or "never retrieved" in line["text"]:
+                found.wrong(f"{line['member']} wrote {line['text']!r}")
+            continue
+        message, level = line["message"], line["level"]
+        said[message] += 1
+        if line.get("redispatched"):
+            found.wrong(f"{line['member']} found {line['redispatched']} ready tasks without an outbox row")
+        if level in ("error", "critical") and "StoreUnavailable" not in str(line.get("error", "")):
+            found.wrong(f"{line['member']}: {message} {line.get('error') or line.get('reason') or ''}")
+    return said

@@ -112,7 +112,7 @@ def _sleep_of(node: str, values: list[int]) -> float:
     """Raises what the mood asks for, else says how long the body takes."""
     me, mood = step_context(), mood_of(node, values)
     spread = digest("sleep", node, values) % 1000 / 1000
-    if mood is Mood.FAILS_ONCE and me.attempt == 1 or mood is Mood.FAILS_TWICE and me.attempt <= 2:
+    if me.attempt <= {Mood.FAILS_ONCE: 1, Mood.FAILS_TWICE: 2}.get(mood, 0):
         raise Planned(f"{node}, attempt {me.attempt}")
     if mood is Mood.DOOMED and me.attempt == 1:
         raise NonRetryable(f"{node} is doomed")
@@ -129,7 +129,7 @@ async def mix(node: str, values: list[int]) -> int:
     with _recorded():
         seconds = _sleep_of(node, values)
         if mood_of(node, values) is Mood.BLOCKS:
-            time.sleep(LEASE * 1.2)  # noqa: ASYNC251: this is what users do
+            time.sleep(LEASE * 1.2)  # noqa: ASYNC251
         await asyncio.sleep(seconds)
         return value_of("mix", node, values)
 

@@ -223,7 +223,9 @@ class Cluster:
                     made = json.loads(line)
                 except ValueError:
                     made = None
-                found.append({**made, "member": member.name} if isinstance(made, dict) else {"text": line, "member": member.name})
+                found.append(
+                    {**made, "member": member.name} if isinstance(made, dict) else {"text": line, "member": member.name}
+                )
         return found
 
 

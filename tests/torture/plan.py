@@ -11,7 +11,14 @@ RATES = {
 }  # fmt: skip
 """A minute."""
 OF_THE_PROXY = frozenset({"abort", "black_hole", "cut_before", "cut_after"})
-FLOORS = {"kill_worker": 1, "kill_coordinator": 1, "stop_worker": 1, "crash_database": 1, "cut_before": 5, "cut_after": 5}
+FLOORS = {
+    "kill_worker": 1,
+    "kill_coordinator": 1,
+    "stop_worker": 1,
+    "crash_database": 1,
+    "cut_before": 5,
+    "cut_after": 5,
+}
 """Fewer of these, and the run proves nothing."""
 
 

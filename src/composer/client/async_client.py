@@ -414,7 +414,9 @@ class _EndReader:
 def _handed_over(run: NewRun, taker: Taker) -> NewRun:
     """The run with those of its first tasks leased that a worker here takes at once."""
     nodes = run.plan.nodes
-    return replace(run, leased=frozenset(s.node for s in run.transition.starts if taker.grant(nodes[s.node])))
+    return replace(
+        run, leased=frozenset(s.node for s in run.transition.starts if taker.grant(run.run_id, nodes[s.node]))
+    )
 
 
 async def _hand_over(run: NewRun, answer: StartAnswer, taker: Taker) -> None:

@@ -71,9 +71,9 @@ def view(record: RunRecord, plan: Plan) -> RunView:
         namespace=record.namespace,
         priority=record.priority,
         tags=record.tags,
-        input=json.loads(record.input),
-        output=None if record.output is None else json.loads(record.output),
-        error=None if record.error is None else json.loads(record.error),
+        input=_decoded(record.input),
+        output=_decoded(record.output),
+        error=_decoded(record.error),
         quarantine=record.quarantine,
         nodes=[_node(node.name, node.step, letters[node.index], tasks.get(node.index)) for node in plan.nodes],
         created_at=record.created_at,
@@ -82,6 +82,14 @@ def view(record: RunRecord, plan: Plan) -> RunView:
         starts_at=record.starts_at,
         deadline_at=record.deadline_at,
     )
+
+
+def _decoded(text: str | None) -> Any:
+    """The value of a stored text. One that was damaged is shown as it is: whoever looks must be able to see it."""
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError:
+        return text
 
 
 def _node(name: str, step: str, letter: NodeState, task: TaskRecord | None) -> NodeView:
@@ -96,7 +104,7 @@ def _node(name: str, step: str, letter: NodeState, task: TaskRecord | None) -> N
         attempt=task.attempt,
         failures=task.failures,
         crashes=task.crashes,
-        error=None if task.error is None else json.loads(task.error),
+        error=_decoded(task.error),
         worker=task.owner,
         started_at=task.started_at,
         finished_at=task.finished_at,

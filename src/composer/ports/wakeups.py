@@ -40,8 +40,8 @@ class Taker(Protocol):
         """Seconds of its leases."""
         ...
 
-    def grant(self, node: Node) -> bool:
-        """Whether it takes a task of this node; a slot is kept for it until `take` or `refuse`."""
+    def grant(self, run_id: str, node: Node) -> bool:
+        """Whether it takes the run's task of this node; a slot is kept for it until `take` or `refuse`."""
         ...
 
     def refuse(self, count: int) -> None:

@@ -110,16 +110,21 @@ async def _clock(connection: Any) -> Finding:
     return Finding("clock", Level.OK, text)
 
 
-async def _pooler(connection: Any) -> Finding:
-    """A transaction pooler hands a session's statements to any backend; a prepared statement is then sometimes unknown."""
-    await connection.execute("set application_name = 'composer doctor'")
-    backends = {await connection.fetchval("select pg_backend_pid()") for _ in range(5)}
-    kept = await connection.fetchval("show application_name")
-    if len(backends) > 1 or kept != "composer doctor":
+async def _pooler(url: str, connection: Any) -> Finding:
+    """Two connections that are served by one process of the server are no connections of their own."""
+    other = await asyncpg.connect(url, timeout=10.0, statement_cache_size=0)
+    try:
+        seen = [{await each.fetchval("select pg_backend_pid()") for _ in range(3)} for each in (connection, other)]
+    finally:
+        await other.close()
+    if seen[0] & seen[1] or len(seen[0]) > 1:
         return Finding(
-            "pooler", Level.WARNING, "the URL leads through a pooler in transaction mode", "Set COMPOSER_POOLER=true."
+            "pooler",
+            Level.WARNING,
+            "the URL leads through a pooler in transaction mode",
+            "Set COMPOSER_POOLER=true, and give the engine's role the planner settings of docs/operations.md.",
         )
-    return Finding("pooler", Level.OK, "the connection keeps its session")
+    return Finding("pooler", Level.OK, "each connection is a session of its own")
 
 
 async def _state(connection: Any, schema: str, namespace: str) -> list[Finding]:

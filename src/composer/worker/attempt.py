@@ -170,6 +170,8 @@ class Attempt:
             why = f"the arguments of step {self.node.step} cannot be read: {error}"
         except PayloadError as error:
             why = f"the stored arguments do not fit step {self.node.step} as it is now: {error}"
+        except ValueError as error:
+            why = f"the stored arguments of step {self.node.step} are no JSON: {error}"
         except KeyError as error:
             why = f"the output of node {self.plan.nodes[error.args[0]].name if error.args[0] >= 0 else 'input'} is missing"
         return self._failed(Failure(FailureKind.PAYLOAD, "PayloadMismatch", why), retryable=False)

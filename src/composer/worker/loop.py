@@ -334,9 +334,9 @@ class WorkerLoop:
     async def _commit(self, batch: Sequence[tuple[Attempt, Report]]) -> None:
         granted = 0
 
-        def grant(node: Node) -> bool:
+        def grant(run_id: str, node: Node) -> bool:
             nonlocal granted
-            given = self.grant(node)
+            given = self.grant(run_id, node)
             granted += given
             return given
 
@@ -349,7 +349,7 @@ class WorkerLoop:
         for attempt, _ in batch:
             self._dismiss(attempt)
 
-    def grant(self, node: Node) -> bool:
+    def grant(self, run_id: str, node: Node) -> bool:
         """Whether this worker takes a task that has just become ready, instead of leaving it to a claim."""
         step = self._steps.get(node.step)
         options = node.options
@@ -357,6 +357,7 @@ class WorkerLoop:
             step is None
             or self.draining
             or self._claim_was_full
+            or self._in_a_row.get(run_id, 0) >= MOST_IN_A_ROW
             or options.concurrency is not None
             or options.rate_limit is not None
             or options.queue not in self._settings.queues
