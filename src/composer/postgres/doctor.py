@@ -43,7 +43,7 @@ async def examine(url: str, *, schema: str = "composer", namespace: str = "defau
                 await _version(connection),
                 *await _durability(connection),
                 await _clock(connection),
-                await _pooler(connection),
+                await _pooler(url, connection),
             ]
             try:
                 await check_schema(connection, schema)
@@ -180,10 +180,11 @@ async def _state(connection: Any, schema: str, namespace: str) -> list[Finding]:
         namespace,
     )
     names = ", ".join(each["step"] for each in unknown)
-    found.append(
-        Finding("steps", Level.WARNING if names else Level.OK, f"no live worker knows: {names}" if names else "live workers know every step that waits",
-                "Start a worker with the module that defines them." if names else "")
-    )  # fmt: skip
+    if names:
+        advice = "Start a worker with the module that defines them."
+        found.append(Finding("steps", Level.WARNING, f"no live worker knows: {names}", advice))
+    else:
+        found.append(Finding("steps", Level.OK, "live workers know every step that waits"))
     held = await connection.fetchval(
         f"select count(*) from {s}.runs where namespace = $1 and quarantine is not null", namespace
     )
