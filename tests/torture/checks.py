@@ -264,11 +264,17 @@ def check_server_log(found: Found, text: str) -> int:
 def check_logs(found: Found, lines: Iterable[dict[str, Any]]) -> Counter[str]:
     """What workers and coordinators must never say. Returns how often each message came."""
     said: Counter[str] = Counter()
-    for line in lines:
-        if "text" in line:
-            if "Traceback" in line["text"] or "never retrieved" in line["text"]:
-                found.wrong(f"{line['member']} wrote {line['text']!r}")
+    block: list[str] = []
+    for line in (*lines, {"message": "", "level": "info", "member": ""}):
+        text = line.get("text")
+        if text is not None:
+            if text.startswith(_NEW_BLOCK):
+                _check_text(found, said, block)
+                block.clear()
+            block.append(f"{line['member']}: {text}" if not block else text)
             continue
+        _check_text(found, said, block)
+        block.clear()
         message, level = line["message"], line["level"]
         said[message] += 1
         if line.get("redispatched"):
@@ -276,3 +282,17 @@ def check_logs(found: Found, lines: Iterable[dict[str, Any]]) -> Counter[str]:
         if level in ("error", "critical") and "StoreUnavailable" not in str(line.get("error", "")):
             found.wrong(f"{line['member']}: {message} {line.get('error') or line.get('reason') or ''}")
     return said
+
+
+_NEW_BLOCK = ("Failed to restore", "  + Exception Group", "Task exception", "Exception in", "Unclosed")
+_OF_A_FAULT = ("Failed to restore the pool connection floor", "composer.errors.StoreUnavailable")
+
+
+def _check_text(found: Found, said: Counter[str], block: list[str]) -> None:
+    """Text that is no log line: a traceback that no fault explains is a violation."""
+    text = "\n".join(block)
+    if "Traceback" not in text and "never retrieved" not in text:
+        return
+    said["a traceback"] += 1
+    if not any(each in text for each in _OF_A_FAULT):
+        found.wrong(f"{block[0][:100]} ... {block[-1] or block[-2]}")

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import logging
 import pathlib
 import shutil
 import signal
@@ -214,6 +215,7 @@ class Torture:
             "late_reports_accepted": found.late_accepted,
             "stale_reports_refused": stale,
             "leases_lost": said["a lease was lost: somebody else has the task now; the body is told to stop"],
+            "tracebacks_written": said["a traceback"],
             "deadlocks": deadlocks,
             "healed_in": round(ended_in, 1),
             "floors_missed": missed,
@@ -232,6 +234,7 @@ async def torture(options: argparse.Namespace) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for old in (*folder.glob("*.log"), *folder.glob("*.jsonl")):
         old.unlink()
+    logging.basicConfig(filename=folder / "clients.log", level=logging.INFO)  # away from the report
     database = Database()
     harness = Torture(options, database, folder)
     try:

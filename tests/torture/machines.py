@@ -110,6 +110,11 @@ class Member:
         self.began = time.monotonic()
         self.expected, self.stopped = set(), False
 
+    def says_the_database_is_away(self) -> bool:
+        """Whether that is the last thing the process wrote."""
+        text = self.log.read_bytes()[-2000:].decode(errors="replace")
+        return "PostgreSQL is not available" in text or "StoreUnavailable" in text
+
     def tell(self, number: int, *, ends: set[int] | None = None) -> bool:
         """Sends the process a signal. `ends` are the exit codes it may then end with."""
         process = self.process
@@ -179,8 +184,9 @@ class Cluster:
                     continue
                 if code not in member.expected:
                     young = now - member.began < _STARTING
-                    if code in (1, 3) and young:
+                    if young and code in (1, 3) and member.says_the_database_is_away():
                         self.counts["failed starts"] += 1
+                        self.counts["failed starts with a traceback"] += code == 1
                         again[member] = now + 0.3
                         continue
                     self.problems.append(f"{member.name} ended by itself with {code}, {now - member.began:.1f} s old")
