@@ -16,6 +16,7 @@ from anyio.abc import TaskGroup
 from composer.coordinator.services import run_coordinator
 from composer.define.step import Step
 from composer.define.workflow import Workflow
+from composer.errors import sole_error
 from composer.ports.store import Store
 from composer.settings import Settings, read_settings
 from composer.worker.loop import WorkerLoop, steps_of
@@ -135,8 +136,11 @@ class Worker:
         finally:
             if self._services is not None:
                 self._services.cancel_scope.cancel()
-            # The caller's own exception passes as it is, and not wrapped in a group by the services' task group.
-            await self._stack.aclose()
+            # The caller's own exception passes as it is, and so does the one that ended a service: not in a group.
+            try:
+                await self._stack.aclose()
+            except BaseExceptionGroup as errors:
+                raise sole_error(errors) from error
 
     async def _work(self) -> None:
         try:

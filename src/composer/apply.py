@@ -32,6 +32,8 @@ _MOST_ROUNDS: Final = 200
 """Lost races before a run's events are given up. Each loss is another's gain, so this many means a defect."""
 
 T = TypeVar("T")
+QUARANTINED: Final = "the run is quarantined"
+"""Reason of events that a run taken aside did not hear."""
 Grant = Callable[[str, Node], bool]
 """Asked for every task that becomes ready, by run id and node: whether the committing worker takes it at once."""
 
@@ -201,8 +203,8 @@ class Applier:
                 decision = decide(known.plan, known.head.snapshot, events, known.values)
             except Exception as error:
                 # One run that cannot be decided must not stop the others of its batch, nor the loop.
-                await self._quarantine(known.head, error)
-                self._ignore(applied, run_id, events, "the run was quarantined")
+                await self.quarantine(known.head, error)
+                self._ignore(applied, run_id, events, QUARANTINED)
                 return None
             if not isinstance(decision, NeedValues):
                 break
@@ -211,8 +213,8 @@ class Applier:
             known.values.update({node: text for (_, node), text in found.items()})
             missing = [node for node in decision.nodes if node not in known.values]
             if missing:
-                await self._quarantine(known.head, LookupError(f"outputs of nodes {missing} are missing"))
-                self._ignore(applied, run_id, events, "the run was quarantined")
+                await self.quarantine(known.head, LookupError(f"outputs of nodes {missing} are missing"))
+                self._ignore(applied, run_id, events, QUARANTINED)
                 return None
         for event, reason in decision.ignored:
             self._ignore(applied, run_id, [event], reason)
@@ -277,7 +279,7 @@ class Applier:
                 self._ignore(applied, run_id, made.events, "there is no such run any more")
                 applied.heads.pop(run_id, None)
             case Verdict.QUARANTINED:
-                self._ignore(applied, run_id, made.events, "the run is quarantined")
+                self._ignore(applied, run_id, made.events, QUARANTINED)
         return []
 
     async def _complete_handed(self, applied: Applied) -> None:
@@ -301,7 +303,8 @@ class Applier:
             completed.append(ClaimedTask(known.head, task.task, task.step, values, task.input, task.details))
         applied.handed = completed
 
-    async def _quarantine(self, head: RunHead, error: BaseException) -> None:
+    async def quarantine(self, head: RunHead, error: BaseException) -> None:
+        """Takes a run aside that cannot be decided, with the reason, and says so in the log."""
         reason = f"{type(error).__name__}: {error}"
         log.error(
             "a run cannot be decided and is quarantined",

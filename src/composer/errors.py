@@ -7,7 +7,7 @@
     ├── PayloadError             a value does not fit its annotation, or its JSON would lose something
     ├── SettingsError            a setting is missing, unreadable or contradicts another
     ├── RunNotFound              no such run here
-    ├── RunEnded                 the run has ended, so this can no longer happen to it
+    ├── RunQuarantined           the run could not be decided and was taken aside; says why
     ├── RunNotRetryable          client.retry() on a run that is not failed
     ├── IdempotencyConflict      the key names a run with other input
     ├── RunFailed                the run failed; says where and why
@@ -106,10 +106,16 @@ class RunNotFound(_AboutRun):
         self.namespace = namespace
 
 
-class RunEnded(_AboutRun):
-    """The run has ended, so what was asked can no longer happen."""
+class RunQuarantined(_AboutRun):
+    """The run could not be decided and was taken aside; `reason` says why. Nothing of it is lost."""
 
-    code = "run-ended"
+    code = "run-quarantined"
+
+    def __init__(self, run_id: str, reason: str) -> None:
+        super().__init__(
+            run_id, f"is quarantined: {reason}", "Mend the cause, then client.release(run_id): it goes on where it was."
+        )
+        self.reason = reason
 
 
 class RunNotRetryable(_AboutRun):
@@ -229,3 +235,10 @@ class Snooze(Exception):
 
 class StepCancelled(BaseException):
     """The run was stopped. A BaseException, so that `except Exception` in a step does not swallow it."""
+
+
+def sole_error(error: BaseException) -> BaseException:
+    """What a task group raised, when it is a single exception: that one, out of its groups; else the group."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

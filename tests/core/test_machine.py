@@ -352,7 +352,7 @@ class Runs(RuleBasedStateMachine):
         self.store.check()
 
 
-Runs.TestCase.settings = settings(max_examples=1500, stateful_step_count=60, report_multiple_bugs=False)
+Runs.TestCase.settings = settings(max_examples=80, stateful_step_count=50, report_multiple_bugs=False)
 TestRuns = Runs.TestCase
 
 

@@ -15,6 +15,7 @@ import typer
 from composer.app import Worker, open_store, other_composer
 from composer.coordinator.services import run_coordinator
 from composer.define.workflow import Workflow
+from composer.errors import sole_error
 from composer.observe.logging import configure_logging
 from composer.settings import Settings, read_settings
 from composer.worker.discovery import discover
@@ -124,7 +125,11 @@ def run_until_told(work: Callable[[Until], Awaitable[None]]) -> None:
             await work(told.wait)
             group.cancel_scope.cancel()
 
-    anyio.run(main, backend_options={"use_uvloop": _has_uvloop()})
+    try:
+        anyio.run(main, backend_options={"use_uvloop": _has_uvloop()})
+    except BaseExceptionGroup as errors:
+        # What ended the work, and not the task group it ended in.
+        raise sole_error(errors) from None
 
 
 async def _hear_signals(told: anyio.Event, *, task_status: Any = anyio.TASK_STATUS_IGNORED) -> None:

@@ -16,16 +16,16 @@ from anyio.abc import TaskGroup
 from typing_extensions import TypeVarTuple, Unpack
 
 from composer.app import open_store
-from composer.apply import Applier, persistently
+from composer.apply import QUARANTINED, Applied, Applier, persistently
 from composer.client.starting import checked_workflow, encoded_input, new_run, when_to_start
 from composer.client.views import RunView, failure_of, view
 from composer.coordinator.recovery import Recovered, recover
 from composer.core.decide import reset_nodes, stale_nodes
 from composer.core.events import CancelRequested, Delivery, RetryRequested
-from composer.core.plan import INPUT, Plan
+from composer.core.plan import INPUT, Node, Plan
 from composer.core.states import ENDED_RUN, NodeState, RunStatus
 from composer.define.workflow import Startable, Workflow
-from composer.errors import IdempotencyConflict, ResultTimeout, RunNotFound, RunNotRetryable
+from composer.errors import IdempotencyConflict, ResultTimeout, RunNotFound, RunNotRetryable, RunQuarantined
 from composer.ports.store import ClaimedTask, HistoryRow, NewRun, RunHead, StartAnswer, Store
 from composer.ports.wakeups import RunEnd, Taker
 from composer.settings import Settings, read_settings
@@ -227,7 +227,12 @@ class AsyncClient:
             tries += 1
 
         hears = self._hears()
-        answers = await persistently(lambda: store.start_runs(runs, owner=owner, lease=lease), PATIENCE, lost)
+        try:
+            answers = await persistently(lambda: store.start_runs(runs, owner=owner, lease=lease), PATIENCE, lost)
+        except BaseException:
+            if taker is not None:
+                taker.refuse([node for run in runs for node in _leased_nodes(run)])
+            raise
         if taker is not None:
             for run, answer in zip(runs, answers, strict=True):
                 if run.leased:
@@ -337,6 +342,7 @@ class AsyncClient:
         A run that has ended otherwise stays as it is, and `accepted` is False. Raises RunNotFound.
         """
         applied = await Applier(self.store).apply_one(_checked_id(run_id), CancelRequested(reason), patience=PATIENCE)
+        await self._refuse_quarantined(run_id, applied)
         status = applied.heads[run_id].snapshot.status
         return CancelResult(status is RunStatus.CANCELLED, status.value)
 
@@ -378,10 +384,25 @@ class AsyncClient:
         self._fresh.pop(run_id, None)
         event = RetryRequested(rerun_stale, adopted)
         applied = await Applier(store).apply_one(run_id, event, patience=PATIENCE)
+        await self._refuse_quarantined(run_id, applied)
         if applied.ignored:
             status = applied.heads[run_id].snapshot.status.value
             raise RunNotRetryable(run_id, status, f"is {status}: somebody else retried it just now")
         return result
+
+    async def _refuse_quarantined(self, run_id: str, applied: Applied) -> None:
+        if any(ignored.reason == QUARANTINED for ignored in applied.ignored):
+            record = await self.store.get_run(run_id)
+            raise RunQuarantined(run_id, (record and record.quarantine) or "")
+
+    async def release(self, run_id: str) -> bool:
+        """Lets a quarantined run go on, once what could not be decided can be. Returns False when it is not quarantined.
+
+        Raises RunNotFound.
+        """
+        if not await persistently(lambda: self.store.load_heads([_checked_id(run_id)]), PATIENCE):
+            raise RunNotFound(run_id, self.store.namespace)
+        return await persistently(lambda: self.store.release(run_id), PATIENCE)
 
     async def recover(self) -> Recovered:
         """One recovery pass, as every coordinator does it: returns what it did."""
@@ -419,9 +440,13 @@ def _handed_over(run: NewRun, taker: Taker) -> NewRun:
     )
 
 
+def _leased_nodes(run: NewRun) -> list[Node]:
+    return [run.plan.nodes[node] for node in sorted(run.leased)]
+
+
 async def _hand_over(run: NewRun, answer: StartAnswer, taker: Taker) -> None:
     if answer.run_id != run.run_id:
-        taker.refuse(len(run.leased))
+        taker.refuse(_leased_nodes(run))
         return
     head = RunHead(run.run_id, run.plan_id, run.transition.run, run.priority)
     tasks: list[ClaimedTask] = []

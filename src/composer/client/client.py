@@ -148,6 +148,10 @@ class Client:
         options = {"dry_run": dry_run, "rerun_stale": rerun_stale, "keep_options": keep_options}
         return self.call(self._client.retry, run_id, **options)
 
+    def release(self, run_id: str) -> bool:
+        """Lets a quarantined run go on. See AsyncClient.release."""
+        return self.call(self._client.release, run_id)
+
     def recover(self) -> Recovered:
         """One recovery pass, as every coordinator does it: returns what it did."""
         return self.call(self._client.recover)

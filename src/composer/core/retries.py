@@ -20,12 +20,15 @@ def bounded(delay: float) -> float:
     return min(delay, CEILING) if delay > 0.0 else 0.0
 
 
+_MINUTE: Final = 60.0
+
+
 @dataclass(frozen=True)
 class Retry:
     """How often and how soon a failing step is tried again.
 
     `attempts` counts the first try; None tries for ever. The wait after the nth failure is
-    `delay * backoff ** (n - 1)` seconds, at most `max_delay`, spread by up to `jitter` of itself in either
+    `delay * backoff ** (n - 1)` seconds, at most `max_delay` (a minute, or `delay` where that is longer), spread by up to `jitter` of itself in either
     direction. `no_retry_on` are exception types that fail the step at once. Durations are seconds, a
     timedelta or text such as "30s".
     """
@@ -33,7 +36,7 @@ class Retry:
     attempts: int | None = 3
     delay: float | timedelta | str = 1.0
     backoff: float = 2.0
-    max_delay: float | timedelta | str = 60.0
+    max_delay: float | timedelta | str | None = None
     jitter: float = 0.1
     no_retry_on: tuple[type[BaseException], ...] = ()
 
@@ -45,7 +48,16 @@ class Retry:
                 "attempts counts the first try: 1 never retries; None tries for ever.",
             )
         put(self, "delay", seconds(self.delay, what="Retry(delay=...)", least=0.0))
-        put(self, "max_delay", seconds(self.max_delay, what="Retry(max_delay=...)", least=0.0))
+        assert isinstance(self.delay, float)
+        if self.max_delay is None:
+            put(self, "max_delay", max(_MINUTE, self.delay))
+        put(self, "max_delay", seconds(self.max_delay or 0.0, what="Retry(max_delay=...)", least=0.0))
+        assert isinstance(self.max_delay, float)
+        if self.max_delay < self.delay:
+            raise PlanError(
+                f"Retry(delay={self.delay:g}, max_delay={self.max_delay:g}): the first wait is longer than the longest",
+                "Leave max_delay out, or make it at least as long as delay.",
+            )
         for name, least, most in (("backoff", 1.0, 1_000.0), ("jitter", 0.0, 1.0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
@@ -70,8 +82,8 @@ class Retry:
         Never raises and never leaves [0, CEILING]: the power is taken in logarithms, since 5.0 ** 500 overflows
         inside the code that must not fail.
         """
-        assert not isinstance(self.delay, (timedelta, str))
-        assert not isinstance(self.max_delay, (timedelta, str))
+        assert isinstance(self.delay, float)
+        assert isinstance(self.max_delay, float)
         if self.delay <= 0.0:
             return 0.0
         most = min(self.max_delay, CEILING)

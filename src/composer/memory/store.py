@@ -473,6 +473,18 @@ class MemoryStore:
             del self._outbox[key]
         return True
 
+    async def release(self, run_id: str) -> bool:
+        """Ends a quarantine."""
+        run = self._runs.get(run_id)
+        if run is None or run.quarantine is None:
+            return False
+        run.quarantine = None
+        for task in run.tasks.values():
+            if task.state is TaskState.READY:
+                self._put_out(run_id, task)
+        self.wakeups.timer_set()
+        return True
+
     # -- what people ask -----------------------------------------------------------------------------------
     async def run_ends(self, run_ids: Sequence[str]) -> dict[str, RunEnd]:
         """Status, output and error of runs."""

@@ -371,6 +371,10 @@ class Store(Protocol):
         """Takes a run that cannot be decided out of every loop, if it is still at `version`. Nothing is lost."""
         ...
 
+    async def release(self, run_id: str) -> bool:
+        """Ends a quarantine: the run's ready tasks are handed out again. False when there was none."""
+        ...
+
     async def register_worker(self, worker: WorkerRecord, *, ttl: float) -> None:
         """Says that this incarnation lives, and what it serves, for `ttl` seconds."""
         ...

@@ -44,8 +44,8 @@ class Taker(Protocol):
         """Whether it takes the run's task of this node; a slot is kept for it until `take` or `refuse`."""
         ...
 
-    def refuse(self, count: int) -> None:
-        """So many granted tasks do not come after all."""
+    def refuse(self, nodes: Sequence[Node]) -> None:
+        """Tasks that were granted, and do not come after all."""
         ...
 
     async def take(self, tasks: Sequence[Any]) -> None:

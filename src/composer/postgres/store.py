@@ -402,6 +402,23 @@ class PostgresStore:
         )  # fmt: skip
         return bool(rows)
 
+    async def release(self, run_id: str) -> bool:
+        """Ends a quarantine: the run's ready tasks are handed out again."""
+        s = self._schema
+        rows = await self._fetch(
+            "releasing a run",
+            f"with r as (update {s}.runs set quarantine = null, updated_at = clock_timestamp() "
+            "where namespace = $1 and id = $2 and quarantine is not null returning id), "
+            f"o as (insert into {s}.outbox (namespace, queue, priority, run_id, node, item, step) "
+            f"select t.namespace, t.queue, t.priority, t.run_id, t.node, t.item, t.step from {s}.tasks t "
+            "where t.namespace = $1 and t.run_id in (select id from r) and t.state = 'ready' returning queue) "
+            "select (select count(*) from r) as released, (select array_agg(distinct queue) from o) as queues",
+            self.namespace, run_id,
+        )  # fmt: skip
+        self.wakeups.tasks_ready(rows[0]["queues"] or ())
+        self.wakeups.timer_set()
+        return bool(rows[0]["released"])
+
     async def make_partitions(self) -> None:
         """Makes the history partitions of the months ahead."""
         await self.open()

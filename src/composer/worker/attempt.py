@@ -285,7 +285,13 @@ def _text_of(error: BaseException) -> str:
 def _traceback_of(error: BaseException) -> str:
     try:
         # Without locals: they hold what must not be stored. The engine's own frames say nothing to a reader.
-        lines = traceback.TracebackException.from_exception(error, limit=-30, compact=True).format()
+        trace = error.__traceback__
+        outermost = trace
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == __file__:
+                outermost = trace.tb_next
+            trace = trace.tb_next
+        lines = traceback.TracebackException(type(error), error, outermost, limit=-30, compact=True).format()
         text = "".join(lines)
     except Exception as second:
         text = f"<its traceback cannot be made: {type(second).__name__}>"

@@ -17,7 +17,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import CodeType
 from typing import Any, Final
@@ -76,6 +76,9 @@ class WorkerLoop:
         self._by_run: dict[str, set[Attempt]] = {}
         self._in_a_row: dict[str, int] = {}
         self._threads = 0
+        self._threads_ran_out = False
+        """Whether the last claim left out steps that need a thread."""
+        self._reserved_threads = 0
         self._reserved = 0
         """Slots promised to a claim or a commit under way."""
         self.granted = 0
@@ -200,11 +203,10 @@ class WorkerLoop:
                 if free <= 0:
                     await self._freed.wait(settings.poll_interval)
                     continue
-                steps: Sequence[str] = list(self._steps) if self._threads < settings.threads else self._async_steps
-                limit = min(free, MOST_CLAIMED)
+                steps, limit = self._askable(min(free, MOST_CLAIMED))
                 self._reserved += limit
                 try:
-                    claimed = await self._claim(steps, limit)
+                    claimed = await self._claim(steps, limit) if steps else []
                 finally:
                     self._reserved -= limit
                 self._claim_was_full = len(claimed) == limit
@@ -213,6 +215,16 @@ class WorkerLoop:
                     await self._begin(task)
                 if not claimed:
                     await self._sleep(ready)
+
+    def _askable(self, limit: int) -> tuple[Sequence[str], int]:
+        """Which steps to claim, and how many tasks: of steps that need a thread no more than there are threads free."""
+        threads = self._free_threads()
+        self._threads_ran_out = threads <= 0 and len(self._async_steps) < len(self._steps)
+        if len(self._async_steps) == len(self._steps):
+            return self._async_steps, limit
+        if threads <= 0:
+            return self._async_steps, limit
+        return list(self._steps), min(limit, threads)
 
     async def _claim(self, steps: Sequence[str], limit: int) -> list[ClaimedTask]:
         settings = self._settings
@@ -232,13 +244,21 @@ class WorkerLoop:
             return  # What became ready before that was not announced: look once more.
         await ready.wait(self._settings.poll_interval)
 
+    def _free_threads(self) -> int:
+        return self._settings.threads - self._threads - self._reserved_threads
+
     def _free_slots(self) -> int:
         return self._settings.concurrency - len(self._attempts) - self._reserved
 
     # -- bodies ------------------------------------------------------------------------------------------------
     async def _begin(self, claimed: ClaimedTask) -> None:
         """Starts the body of a leased task."""
-        plan = await self._applier.remember(claimed)
+        try:
+            plan = await self._applier.remember(claimed)
+        except (PlanError, KeyError, ValueError) as error:
+            # One run whose plan cannot be read must not stop the rest of its batch, nor the loop.
+            await self._applier.quarantine(claimed.run, error)
+            return
         step = self._steps[claimed.step]
         attempt = Attempt(self, claimed, plan, step)
         run_id = claimed.run.run_id
@@ -268,6 +288,8 @@ class WorkerLoop:
         if attempt.stopped and not attempt.released:
             self._dismiss(attempt)
         self._freed.ring()
+        if self._threads_ran_out and not attempt.step.is_async:
+            self._idle.ring()
 
     def beat(self, attempt: Attempt) -> None:
         """A sign of life from a body."""
@@ -332,17 +354,22 @@ class WorkerLoop:
                 self._freed.ring()
 
     async def _commit(self, batch: Sequence[tuple[Attempt, Report]]) -> None:
-        granted = 0
+        granted: list[Node] = []
 
         def grant(run_id: str, node: Node) -> bool:
-            nonlocal granted
             given = self.grant(run_id, node)
-            granted += given
+            if given:
+                granted.append(node)
             return given
 
-        applied = await self._applier.apply(_by_run(batch), grant=grant)
-        # What came although nobody granted it, after a commit whose answer was lost, finds no slot kept for it.
-        self._reserved += len(applied.handed) - granted
+        try:
+            applied = await self._applier.apply(_by_run(batch), grant=grant)
+        finally:
+            self._unreserve(node.step for node in granted)
+        for task in applied.handed:
+            # What a commit handed over although its answer was lost was not granted, and is taken all the same.
+            self._reserved += 1
+            self._reserved_threads += not self._steps[task.step].is_async
         await self.take(applied.handed)
         for ignored in applied.ignored:
             self._explain(ignored.run_id, ignored.event, ignored.reason)
@@ -362,26 +389,32 @@ class WorkerLoop:
             or options.rate_limit is not None
             or options.queue not in self._settings.queues
             or self._free_slots() <= 0
-            or (not step.is_async and self._threads >= self._settings.threads)
+            or (not step.is_async and self._free_threads() <= 0)
         ):
             return False
         self._reserved += 1
+        self._reserved_threads += not step.is_async
         self.granted += 1
         return True
 
     async def take(self, tasks: Sequence[ClaimedTask]) -> None:
         """Runs tasks that were granted, and are leased to this worker already."""
-        self._reserved -= len(tasks)
+        self._unreserve(task.step for task in tasks)
         for task in tasks:
             run_id = task.run.run_id
             self._in_a_row[run_id] = self._in_a_row.get(run_id, 0) + 1
             if not any(attempt.task == task.task for attempt in self._by_run.get(run_id, ())):
                 await self._begin(task)
 
-    def refuse(self, count: int) -> None:
-        """So many granted tasks do not come after all."""
-        self._reserved -= count
+    def refuse(self, nodes: Sequence[Node]) -> None:
+        """Tasks that were granted, and do not come after all."""
+        self._unreserve(node.step for node in nodes)
         self._freed.ring()
+
+    def _unreserve(self, steps: Iterable[str]) -> None:
+        for name in steps:
+            self._reserved -= 1
+            self._reserved_threads -= not self._steps[name].is_async
 
     @staticmethod
     def _explain(run_id: str, event: Event, reason: str) -> None:

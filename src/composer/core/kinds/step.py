@@ -115,16 +115,15 @@ def _crash(draft: Draft, node: Node, event: LeaseExpired) -> None:
     task, options = event.task, node.options
     crashes = task.crashes + 1
     if options.on_crash == "fail" or crashes >= options.max_crashes:
-        why = (
-            f"the worker was lost while it ran step {node.step} (crash {crashes}; "
-            + (
-                "the step says on_crash='fail'"
-                if options.on_crash == "fail"
-                else f"max_crashes is {options.max_crashes}"
-            )
-            + ")"
+        budget = (
+            "the step says on_crash='fail'" if options.on_crash == "fail" else f"max_crashes is {options.max_crashes}"
         )
-        failure = Failure(FailureKind.WORKER_LOST, "WorkerLost", why)
+        if options.heartbeat == "manual":
+            silence = f"step {node.step} gave no heartbeat for {options.heartbeat_timeout or 0:g} s: it hangs, or its worker was lost"
+            failure = Failure(FailureKind.HEARTBEAT, "HeartbeatTimeout", f"{silence} (time {crashes}; {budget})")
+        else:
+            why = f"the worker was lost while it ran step {node.step} (crash {crashes}; {budget})"
+            failure = Failure(FailureKind.WORKER_LOST, "WorkerLost", why)
         _fail(draft, node, StepFailed(task, failure, jitter=event.jitter), crashes_add=1, fence=Fence.EXPIRY)
         return
     delay = options.retries.delay_after(crashes, event.jitter)
