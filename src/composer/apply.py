@@ -100,6 +100,8 @@ class Applier:
             self._known[run_id] = known = _Known(task.run, plan, dict(task.values))
         else:
             if task.run.snapshot.version > known.head.snapshot.version:
+                if task.run.snapshot.counters.retries != known.head.snapshot.counters.retries:
+                    known.values.clear()
                 known.head = task.run
             known.values.update(task.values)
         return known.plan
@@ -216,18 +218,13 @@ class Applier:
                 await self.quarantine(known.head, LookupError(f"outputs of nodes {missing} are missing"))
                 self._ignore(applied, run_id, events, QUARANTINED)
                 return None
-        for event, reason in decision.ignored:
-            self._ignore(applied, run_id, [event], reason)
         if decision.is_empty:
+            for event, reason in decision.ignored:
+                self._ignore(applied, run_id, [event], reason)
             return None
         nodes = known.plan.nodes
-        leased = (
-            frozenset(start.node for start in decision.starts if grant(run_id, nodes[start.node]))
-            if grant
-            else frozenset[int]()
-        )
-        dropped = {id(event) for event, _ in decision.ignored}
-        return _Round(known, [event for event in events if id(event) not in dropped], decision, leased)
+        taken = (start.node for start in decision.starts if grant is not None and grant(run_id, nodes[start.node]))
+        return _Round(known, events, decision, frozenset(taken))
 
     async def _commit(
         self, commits: list[RunCommit], uncertain: set[str], patience: float | None
@@ -251,6 +248,9 @@ class Applier:
                 known.head = RunHead(run_id, known.head.plan_id, made.transition.run, known.head.priority)
                 applied.heads[run_id] = known.head
                 applied.transitions[run_id] = made.transition
+                # Only now: had the commit lost, what was ignored would have been decided again too.
+                for event, reason in made.transition.ignored:
+                    self._ignore(applied, run_id, [event], reason)
                 for change in made.transition.changes:
                     if change.output is not None:
                         known.values[change.node] = change.output
@@ -261,6 +261,9 @@ class Applier:
                 return []
             case Verdict.LOST | Verdict.STALE:
                 assert answer.now is not None
+                if answer.now.counters.retries != known.head.snapshot.counters.retries:
+                    # The run was opened again elsewhere: outputs at hand may be of its earlier life.
+                    known.values.clear()
                 known.head = RunHead(run_id, known.head.plan_id, answer.now, known.head.priority)
                 if answer.now.status in ENDED_RUN:
                     self._store.wakeups.run_ended(run_id, None)

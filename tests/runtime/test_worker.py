@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -95,10 +96,8 @@ async def swallows_everything(name: str) -> str:
     """Catches its cancellation and goes on for a while."""
     begun(name).set()
     for _ in range(3):
-        try:
+        with contextlib.suppress(BaseException):
             await asyncio.sleep(0.2)
-        except BaseException:
-            pass
     ended[name] = time.monotonic()
     return name
 

@@ -70,7 +70,7 @@ async def ship(receipt: Receipt, labels: list[Label]) -> Label:
     return labels[0]
 
 
-@step(name="audit-1", concurrency=3, rate_limit="10/s", compensate_on="started")
+@step(name="audit-1", compensate_on="started")
 def audit(at: datetime | None, text: str) -> None: ...
 
 

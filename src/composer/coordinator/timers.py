@@ -7,7 +7,7 @@ from typing import Final
 
 from composer.apply import Applier
 from composer.core.events import DeadlinePassed, Event, Started
-from composer.ports.store import Store
+from composer.ports.store import Due, Store
 from composer.ports.wakeups import Bell
 
 log = logging.getLogger("composer.coordinator")
@@ -25,14 +25,16 @@ async def fire_due(store: Store) -> tuple[int, int]:
         if count < _MOST:
             break
     while due := await store.due_runs(_MOST):
-        events: dict[str, list[Event]] = {
-            each.head.run_id: [Started() if each.kind == "start" else DeadlinePassed()] for each in due
-        }
+        events: dict[str, list[Event]] = {each.head.run_id: [_event(each)] for each in due}
         applied = await Applier(store).apply(events, patience=10.0)
         runs += len(applied.transitions)
         if not applied.transitions or len(due) < _MOST:
             break
     return moved, runs
+
+
+def _event(due: Due) -> Event:
+    return Started() if due.kind == "start" else DeadlinePassed(due.head.snapshot.counters.retries)
 
 
 async def run_timers(store: Store, bell: Bell, *, longest: float = LONGEST_SLEEP) -> None:

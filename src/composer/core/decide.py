@@ -113,6 +113,8 @@ def _route(draft: Draft, event: Event) -> None:
             draft.stop(RunStatus.CANCELLED, json.dumps({"code": "cancelled", "message": event.reason}))
         case _ if draft.status is RunStatus.SCHEDULED:
             draft.ignore(event, "the run has not started")
+        case DeadlinePassed(retries) if retries is not None and retries != draft.counters.retries:
+            draft.ignore(event, "the run was retried since, and has another deadline")
         case DeadlinePassed():
             draft.record("deadline-passed")
             limit = (

@@ -124,6 +124,9 @@ class LeaseExpired:
 class DeadlinePassed:
     """The time the workflow allows a run is over."""
 
+    retries: int | None = None
+    """How often the run had been retried when its deadline passed: one that was retried since has another deadline."""
+
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from composer.core.durations import seconds
 from composer.errors import PlanError
 
+_MINUTE: Final = 60.0
 CEILING: Final = timedelta(days=366).total_seconds()
 """No delay is longer, whatever the policy multiplies up to: a moment the calendar and PostgreSQL can hold."""
 
@@ -20,16 +21,13 @@ def bounded(delay: float) -> float:
     return min(delay, CEILING) if delay > 0.0 else 0.0
 
 
-_MINUTE: Final = 60.0
-
-
 @dataclass(frozen=True)
 class Retry:
     """How often and how soon a failing step is tried again.
 
     `attempts` counts the first try; None tries for ever. The wait after the nth failure is
-    `delay * backoff ** (n - 1)` seconds, at most `max_delay` (a minute, or `delay` where that is longer), spread by up to `jitter` of itself in either
-    direction. `no_retry_on` are exception types that fail the step at once. Durations are seconds, a
+    `delay * backoff ** (n - 1)` seconds, at most `max_delay` (a minute, or `delay` where that is longer), spread by up
+    to `jitter` of itself in either direction. `no_retry_on` are exception types that fail the step at once. Durations are seconds, a
     timedelta or text such as "30s".
     """
 

@@ -74,7 +74,12 @@ class Step(Generic[P, R_co]):
         if options:
             extra["options"] = options
         if self.undo is not None:
-            extra["undo"] = self.undo.takes
+            # An undo that nobody runs is a refund that never comes: better no workflow than that one.
+            raise PlanError(
+                f"workflow {builder.workflow} uses step {self.name}, whose undo would not run",
+                "This release checks undos and does not run them yet: undo in a step of its own, or leave compensate out.",
+                str(user_line()),
+            )
         arguments = self.declaration.bind(args, kwargs)
         made: Any = builder.add(self.declaration, arguments, extra, name=self._node_name, after=self._after)
         self._shared.used_at = self._shared.used_at or str(user_line())
