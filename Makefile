@@ -3,6 +3,7 @@
 #   make demo     the main job, end to end, on the embedded PostgreSQL
 #   make test     all tests, on real PostgreSQL            (make test ARGS="tests/core -x")
 #   make check    format, lint, types, layers
+#   make torture  runs under kill -9, cut commits and restarts of PostgreSQL, about a minute (ARGS="--seed 7")
 #   make bench    the speed benches, one JSON line each
 #   make docs     the documentation, into site/
 #   make clean    remove what these commands made, except the embedded server's data
@@ -25,7 +26,7 @@ export UV_VENV_CLEAR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format bench docs clean
+.PHONY: help install demo test torture check format bench docs clean
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
@@ -37,6 +38,9 @@ demo: $(READY)
 
 test: $(READY)
 	@$(BIN)/python -m pytest $(ARGS)
+
+torture: $(READY)
+	@$(BIN)/python -m tests.torture $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

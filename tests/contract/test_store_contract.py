@@ -24,7 +24,7 @@ from composer.ports.store import Beat, ClaimedTask, Renewal, Verdict, WorkerReco
 from composer.ports.wakeups import RunEnd
 from tests.contract.driver import RETRIES, Driver, a_chain, a_diamond, a_plan, done, failed
 
-GRANT_ALL = lambda node: True  # noqa: E731
+GRANT_ALL = lambda run_id, node: True  # noqa: E731
 
 
 # -- plans ---------------------------------------------------------------------------------------------------

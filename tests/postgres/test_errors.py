@@ -282,7 +282,7 @@ async def test_commit_with_unknown_outcome_is_applied_once_and_hands_over(cuttin
     claimed = await driver.claim_one()
     cutting.cut_once("commit_steps", how)
     applier = Applier(cutting, owner="w")
-    applied = await applier.apply({run_id: [done(claimed, '"x"')]}, grant=lambda node: True, patience=10)
+    applied = await applier.apply({run_id: [done(claimed, '"x"')]}, grant=lambda run_id, node: True, patience=10)
     assert cutting.cuts[how] == 1
     assert sorted(task.step for task in applied.handed) == ["left", "right"]
     assert [dict(task.values) for task in applied.handed] == [{0: '"x"'}] * 2
@@ -299,7 +299,7 @@ async def test_reads_that_a_commit_needs_are_tried_again(cutting: CuttingStore) 
     """A commit gets through although every statement it needs breaks once: the look-up, the commit, the read back, the arguments."""
     driver = Driver(cutting)
     run_id = await driver.start(a_diamond())
-    applied = await driver.apply(run_id, done(await driver.claim_one()), grant=lambda node: True)
+    applied = await driver.apply(run_id, done(await driver.claim_one()), grant=lambda run_id, node: True)
     left, right = applied.handed
     await driver.apply(run_id, done(left, '"l"'))
     names = ["load_heads", "commit_steps", "leased_to", "load_values"]
@@ -313,7 +313,7 @@ async def test_reads_that_a_commit_needs_are_tried_again(cutting: CuttingStore) 
 
     cutting.cut = cut
     # Another worker's applier, which knows nothing of what ran elsewhere.
-    applied = await Applier(cutting, owner="w").apply({run_id: [done(right, '"r"')]}, grant=lambda node: True)
+    applied = await Applier(cutting, owner="w").apply({run_id: [done(right, '"r"')]}, grant=lambda run_id, node: True)
     assert [(task.step, dict(task.values)) for task in applied.handed] == [("bottom", {1: '"l"', 2: '"r"'})]
     assert cutting.cuts["after"] >= 3
     assert set(texts) <= {cutting._sql.load_values}, "the read back brought the arguments along"

@@ -20,6 +20,9 @@ from tests.contract.driver import Driver, done
 from tests.servers import query
 
 
+WHERE = "select relname::text from pg_class c where c.oid = history.tableoid"
+
+
 @step
 async def same(value: int) -> int:
     """What it is given."""
@@ -97,8 +100,8 @@ async def test_history_goes_into_its_month(fresh_database: str) -> None:
     run_id = await driver.start()
     await driver.apply(run_id, done(await driver.claim_one()))
     await store.close()
-    rows = await query(fresh_database, "select tableoid::regclass::text from composer.history")
-    assert [row[0] for row in rows] == [f"composer.history_{datetime.now(UTC):%Y_%m}"] * 2
+    rows = await query(fresh_database, f"select ({WHERE}) from composer.history")
+    assert [row[0] for row in rows] == [f"history_{datetime.now(UTC):%Y_%m}"] * 2
 
 
 async def test_worker_starts_after_runs_that_were_started_before_there_were_months(migrated: str) -> None:
@@ -118,6 +121,35 @@ async def test_worker_starts_after_runs_that_were_started_before_there_were_mont
     assert await partitions_of(migrated) == expected(datetime.now(UTC))
 
 
+async def test_months_are_made_while_runs_are_started(migrated: str) -> None:
+    """A commit under way while partitions are made, which writes into the default partition, makes neither fail; its row moves too."""
+    for name in await partitions_of(migrated):
+        await query(migrated, f"drop table composer.{name}")
+    ids = RunIds()
+    ids.heard(datetime.now(UTC).timestamp())
+    under_way = await asyncpg.connect(migrated)
+    made: list[str] = []
+
+    async def make_them() -> None:
+        made.extend(await make(migrated))
+
+    waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    async with anyio.create_task_group() as group:
+        async with under_way.transaction():
+            await under_way.execute(
+                "insert into composer.history (namespace, run_id, version, changes) values ('n', $1, 1, '{}')",
+                ids.mint(),
+            )
+            group.start_soon(make_them)
+            with anyio.fail_after(10):
+                while not (await query(migrated, waiting))[0][0]:
+                    await anyio.sleep(0.01)
+    await under_way.close()
+    assert made == expected(datetime.now(UTC))
+    rows = await query(migrated, f"select ({WHERE}) from composer.history")
+    assert [row[0] for row in rows] == [f"history_{datetime.now(UTC):%Y_%m}"]
+
+
 async def test_rows_of_other_months_stay_in_the_default_partition(migrated: str) -> None:
     """Making a month moves that month's rows out of the default partition, and no others."""
     old = uuid.UUID(int=int(datetime(2001, 1, 1, tzinfo=UTC).timestamp() * 1000) << 80)
@@ -127,8 +159,8 @@ async def test_rows_of_other_months_stay_in_the_default_partition(migrated: str)
         old,
     )
     await make(migrated)
-    rows = await query(migrated, "select run_id, tableoid::regclass::text from composer.history")
-    assert [tuple(row) for row in rows] == [(old, "composer.history_default")]
+    rows = await query(migrated, f"select run_id, ({WHERE}) from composer.history")
+    assert [tuple(row) for row in rows] == [(old, "history_default")]
 
 
 @pytest.mark.parametrize("moment", ["2026-12-31T23:59:59.999+00:00", "2027-01-01T00:00:00+00:00"])
@@ -151,8 +183,8 @@ async def test_year_ends_in_the_right_partition(migrated: str, monkeypatch: pyte
     await connection.execute(
         "insert into composer.history (namespace, run_id, version, changes) values ('n', $1, 1, '{}')", ids.mint()
     )
-    rows = await connection.fetch("select tableoid::regclass::text from composer.history")
-    assert [row[0] for row in rows] == [f"composer.history_{now:%Y_%m}"]
+    rows = await connection.fetch(f"select ({WHERE}) from composer.history")
+    assert [row[0] for row in rows] == [f"history_{now:%Y_%m}"]
     await connection.close()
 
 

@@ -32,6 +32,8 @@ GRACE = 3.0
 """Seconds of a worker's grace time."""
 _STARTING = 15.0
 """A process that ends by itself within so many seconds found no database; a supervisor starts it again."""
+_UP = 3.0
+"""Seconds after which a process has started and hears its signals."""
 _PDEATHSIG = 1
 
 
@@ -109,6 +111,12 @@ class Member:
             )
         self.began = time.monotonic()
         self.expected, self.stopped = set(), False
+
+    @property
+    def age(self) -> float:
+        """Seconds the process has been there, 0 when it is not."""
+        alive = self.process is not None and self.process.poll() is None
+        return time.monotonic() - self.began if alive else 0.0
 
     def says_the_database_is_away(self) -> bool:
         """Whether that is the last thing the process wrote."""
@@ -193,7 +201,10 @@ class Cluster:
                 member.start(self._environment)
 
     async def drain(self) -> None:
-        """Tells everybody to stop, and sees that they do in time."""
+        """Tells everybody to stop, once all are up, and sees that they do in time."""
+        patience = time.monotonic() + 15
+        while any(member.age < _UP for member in self.members) and time.monotonic() < patience:
+            await asyncio.sleep(0.05)
         self._keeping = False
         await asyncio.sleep(0.1)
         for member in self.members:

@@ -50,12 +50,6 @@ class Retry:
         if self.max_delay is None:
             put(self, "max_delay", max(_MINUTE, self.delay))
         put(self, "max_delay", seconds(self.max_delay or 0.0, what="Retry(max_delay=...)", least=0.0))
-        assert isinstance(self.max_delay, float)
-        if self.max_delay < self.delay:
-            raise PlanError(
-                f"Retry(delay={self.delay:g}, max_delay={self.max_delay:g}): the first wait is longer than the longest",
-                "Leave max_delay out, or make it at least as long as delay.",
-            )
         for name, least, most in (("backoff", 1.0, 1_000.0), ("jitter", 0.0, 1.0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:

@@ -1,0 +1,282 @@
+"""Plans of the hot statements, made on empty tables that nobody ever analysed, must not change with the tables' size.
+
+Each statement is prepared on empty tables with the settings of the store's own connections, then the tables are filled
+and the same plan is run: no node of it may read more rows than the batch holds, give or take a few.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from composer.core.events import CancelRequested, LeaseExpired, RetryRequested, StepReleased, StepSnoozed
+from composer.core.plan import INPUT
+from composer.ports.store import Beat, ClaimedTask
+from composer.postgres.partitions import lower_bound, month_after
+from composer.postgres.store import SESSION, PostgresStore
+from tests.contract.driver import Driver, a_plan, done, failed
+from tests.servers import Server
+
+TASKS = 50_000
+BATCH = 20
+PLAN = a_plan(
+    {"a": ["input"], "b": ["input"], "c": ["a", "b"], "d": ["a", "c"]},
+    options={"a": {"retries": {"attempts": 9, "delay": 9.0, "backoff": 1.0, "max_delay": 9.0, "jitter": 0.0, "no_retry_on": []}}},
+)  # fmt: skip
+
+# A quarter of the tasks' number of runs, in three namespaces, one of them the test's own; every other run is open.
+FILL = f"""
+insert into composer.runs (namespace, id, workflow, plan, status, version, letters, finished_at)
+select substr('nop', 1 + i % 3, 1), ('01900000-0000-7000-8000-' || lpad(to_hex(i), 12, '0'))::uuid, 'flow', 1,
+       case when i % 2 = 0 then 'running' else 'completed' end, 3, 'CA..', case when i % 2 = 1 then now() end
+  from generate_series(1, {TASKS // 4}) i;
+insert into composer.tasks (namespace, run_id, node, step, queue, state, output, reads, lease_owner, lease_expires_at, wake_at)
+select r.namespace, r.id, n, 'a', case r.namespace when 'n' then 'other' else 'default' end, s.state,
+       case when s.state = 'completed' then '1' end, '{{-1}}', case when s.state = 'leased' then 'somebody' end,
+       case when s.state = 'leased' then now() + interval '1 h' end, case when s.state = 'delayed' then now() + interval '1 h' end
+  from composer.runs r, generate_series(-1, 2) n,
+       lateral (select case when r.status = 'completed' or n < 1 then 'completed'
+                            when hashtext(r.id::text) % 3 = 0 then 'leased' when hashtext(r.id::text) % 3 = 1 then 'delayed'
+                            else 'ready' end as state) s;
+insert into composer.outbox (namespace, queue, priority, run_id, node, item, step)
+select namespace, queue, 0, run_id, node, item, step from composer.tasks where state = 'ready';
+insert into composer.history (namespace, run_id, version, changes)
+select namespace, id, v, '{{}}' from composer.runs, generate_series(1, 3) v;
+insert into composer.run_keys (namespace, workflow, key, run_id, input_digest)
+select namespace, workflow, id::text, id, '' from composer.runs
+"""
+
+
+class ExplainingStore(PostgresStore):
+    """Runs its statements through plans that were made when `freeze` said so; `plans` has what they did."""
+
+    def __init__(self, connection: Any, namespace: str) -> None:
+        super().__init__("", namespace=namespace)
+        self.connection = connection
+        self.names: dict[str, str] = {}
+        self.plans: list[tuple[str, dict[str, Any]]] = []
+        self._ids.heard(time.time())
+
+    async def open(self) -> None:
+        """It has its connection."""
+
+    async def freeze(self) -> None:
+        """Prepares every statement, and has its plan made, now."""
+        for name in self._sql.__slots__:
+            text = getattr(self._sql, name)
+            types = [_type(each) for each in (await self.connection.prepare(text)).get_parameters()]
+            await self.connection.execute(f"prepare {name}({', '.join(types)}) as {text}")
+            await self.connection.execute(f"explain execute {name}({', '.join(f'null::{each}' for each in types)})")
+            self.names[text] = name
+
+    async def _fetch(self, doing: str, text: str, *args: Any) -> list[Any]:
+        name = self.names.get(text)
+        if name is not None:
+            types = [_type(each) for each in (await self.connection.prepare(text)).get_parameters()]
+            values = ", ".join(f"${i}::{each}::text" for i, each in enumerate(types, 1))
+            quoted = await self.connection.fetchval(
+                f"select array(select quote_nullable(x) from unnest(array[{values}]) as u(x))", *args
+            )
+            literals = ", ".join(f"{value}::{each}" for value, each in zip(quoted, types, strict=True))
+            transaction = self.connection.transaction()
+            await transaction.start()
+            found = await self.connection.fetchval(
+                f"explain (analyze, timing off, format json) execute {name}({literals})"
+            )
+            await transaction.rollback()
+            self.plans.append((name, json.loads(found)[0]))
+        rows: list[Any] = await self.connection.fetch(text, *args)
+        return rows
+
+
+def _type(found: Any) -> str:
+    return f"{found.name.removesuffix('[]')}[]" if found.kind == "array" else str(found.name)
+
+
+def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every node of a plan."""
+    yield plan
+    for each in plan.get("Plans", ()):
+        yield from nodes_of(each)
+
+
+def rows_read(node: dict[str, Any]) -> float:
+    """Rows a node read in all its loops, kept or not."""
+    removed = node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0)
+    return (node["Actual Rows"] + removed) * node["Actual Loops"]
+
+
+BIG = {"runs", "tasks", "outbox", "history", "run_keys"}
+
+
+def check(plans: list[tuple[str, dict[str, Any]]], most: int) -> None:
+    """No node scans a big table whole or reads more than `most` rows."""
+    assert plans
+    for name, found in plans:
+        for node in nodes_of(found["Plan"]):
+            relation = node.get("Relation Name", "")
+            where = f"{name}: {node['Node Type']} on {relation} {node.get('Index Name', '')}"
+            assert not (node["Node Type"] == "Seq Scan" and relation.split("_2")[0] in BIG), where
+            if relation in BIG or relation.startswith("history"):
+                assert rows_read(node) <= most, f"{where} reads {rows_read(node):.0f} rows, and {most} are enough"
+            else:
+                # Filters between common table expressions: a hashed look-up, never one against all.
+                assert rows_read(node) <= most * BATCH / 4, f"{where} reads {rows_read(node):.0f} rows"
+
+
+@pytest.fixture
+async def store(each_server: Server) -> AsyncIterator[ExplainingStore]:
+    """A store whose plans were made on empty tables, on tables that are full now."""
+    url = each_server.database()
+    settings = {**SESSION, "application_name": "composer"}
+    connection = await asyncpg.connect(url, server_settings=settings)
+    for table in ("runs", "tasks", "outbox", "run_keys", "history_default"):
+        await connection.execute(f"alter table composer.{table} set (autovacuum_enabled = off)")
+    for ahead in range(36):
+        year, month = month_after(2024, 1, ahead)
+        await connection.execute(
+            f"create table if not exists composer.history_{year:04}_{month:02} partition of composer.history "
+            f"for values from ('{lower_bound(year, month)}') to ('{lower_bound(*month_after(year, month))}')"
+        )
+    store = ExplainingStore(connection, "n")
+    await store.freeze()
+    await connection.execute(FILL)
+    yield store
+    await connection.close()
+    each_server.drop(url)
+
+
+async def test_plans_made_on_empty_tables_read_what_the_batch_holds(store: ExplainingStore) -> None:
+    """With plans made on empty tables, fifty thousand tasks and 36 months of history no hot statement reads more rows than its batch holds."""
+    count = await store.connection.fetchval("select count(*) from composer.tasks")
+    assert count >= TASKS
+    assert await store.connection.fetchval("select count(*) from pg_inherits") >= 36
+    analysed = await store.connection.fetchval(
+        "select count(*) from pg_stat_user_tables where relname in ('runs', 'tasks', 'outbox') and (last_analyze is not null or last_autoanalyze is not null)"
+    )
+    assert analysed == 0
+    driver = Driver(store)
+    # A backlog of the namespace's own, in the same queue.
+    runs = [await driver.new(PLAN, key=f"k{i}", priority=i % 3) for i in range(5 * BATCH)]
+    for start in range(0, len(runs), BATCH):
+        await store.start_runs(runs[start : start + BATCH])
+    check(store.plans, 3 * BATCH)
+    store.plans.clear()
+
+    claimed = await driver.claim(BATCH)
+    assert len(claimed) == BATCH
+    check(store.plans, 4 * BATCH)
+    store.plans.clear()
+
+    await store.renew([Beat(task.run.run_id, task.task, 60.0, '"x"') for task in claimed], owner="w")
+    check(store.plans, 2 * BATCH)
+    store.plans.clear()
+
+    # Reports of all kinds, each run with what was claimed of it.
+    by_run: dict[str, list[ClaimedTask]] = {}
+    for task in claimed:
+        by_run.setdefault(task.run.run_id, []).append(task)
+    commits = []
+    for i, (run_id, tasks) in enumerate(by_run.items()):
+        events: list[Any] = []
+        for task in tasks:
+            if i % 4 == 0:
+                events.append(StepReleased(task.task))
+            elif i % 4 == 1:
+                events.append(StepSnoozed(task.task, 0.001))
+            elif i % 4 == 2 and task.step == "a":
+                events.append(failed(task))
+            else:
+                events.append(done(task))
+        commits.append(await driver.commit_of(await driver.head(run_id), *events))
+    store.plans.clear()
+    answers = (await store.commit(commits, owner="w", lease=15.0)).answers
+    assert {answer.verdict for answer in answers} == {"won"}
+    check(store.plans, 3 * BATCH)
+    store.plans.clear()
+
+    lost = (await store.commit(commits, owner="w", lease=15.0)).answers
+    assert {answer.verdict for answer in lost} == {"lost"}
+    check(store.plans, 3 * BATCH)
+    store.plans.clear()
+
+    assert await store.move_due_tasks(BATCH) > 0
+    check(store.plans, 3 * BATCH)
+    store.plans.clear()
+
+    ids = list(by_run)
+    assert await store.load_values([(run_id, node) for run_id in ids for node in (INPUT, 0, 1)])
+    assert await store.run_ends(ids)
+    assert await store.load_heads(ids)
+    await store.leased_to("w", ids)
+    await store.next_due_in()
+    await store.due_runs(BATCH)
+    check(store.plans, 5 * BATCH)
+
+
+async def test_rare_commits_read_what_the_batch_holds(store: ExplainingStore) -> None:
+    """Sweeps, stops and retries read no more than the tasks of the runs they are about."""
+    driver = Driver(store)
+    runs = [await driver.start(PLAN) for _ in range(BATCH)]
+    claimed = await driver.claim(2 * BATCH)
+    assert len(claimed) == 2 * BATCH
+    await store.connection.execute(
+        "update composer.tasks set lease_expires_at = now() - interval '1 s' where namespace = 'n' and state = 'leased'"
+    )
+    store.plans.clear()
+    expired = await store.expired_tasks(BATCH)
+    assert len(expired) == BATCH
+    check(store.plans, 2 * BATCH)
+    by_run: dict[str, list[Any]] = {}
+    for head, delivery in expired:
+        by_run.setdefault(head.run_id, []).append(LeaseExpired(delivery))
+    commits = [await driver.commit_of(await driver.head(run_id), *events) for run_id, events in by_run.items()]
+    store.plans.clear()
+    assert {answer.verdict for answer in (await store.commit(commits)).answers} == {"won"}
+    check(store.plans, 4 * BATCH)
+
+    commits = [await driver.commit_of(await driver.head(run_id), CancelRequested()) for run_id in runs[: BATCH // 2]]
+    store.plans.clear()
+    assert {answer.verdict for answer in (await store.commit(commits)).answers} == {"won"}
+    check(store.plans, 4 * BATCH)
+
+    other = runs[BATCH // 2 :]
+    events: dict[str, list[Any]] = {}
+    for task in claimed:
+        if task.run.run_id in other and task.run.run_id not in by_run:
+            events.setdefault(task.run.run_id, []).append(failed(task, retryable=False))
+    retried = list(events)
+    for run_id, each in events.items():
+        await driver.apply(run_id, *each)
+    commits = [await driver.commit_of(await driver.head(run_id), RetryRequested()) for run_id in retried]
+    assert commits
+    store.plans.clear()
+    assert {answer.verdict for answer in (await store.commit(commits)).answers} == {"won"}
+    check(store.plans, 4 * BATCH)
+
+
+async def test_plans_are_generic_and_a_scan_would_be_found(store: ExplainingStore) -> None:
+    """No plan was made for particular values, and a statement that reads a table whole fails the check."""
+    await store.load_heads(await store.mint_run_ids(3))
+    custom = await store.connection.fetchval("select sum(custom_plans) from pg_prepared_statements where from_sql")
+    assert custom == 0
+    scan = "select count(*) from composer.tasks where output = $1"
+    await store.connection.execute(f"prepare scan (text) as {scan}")
+    store.names[scan] = "scan"
+    store.plans.clear()
+    await store._fetch("testing", scan, "1")
+    with pytest.raises(AssertionError, match="tasks"):
+        check(store.plans, 4 * BATCH)
+
+
+def test_session_settings_are_those_of_the_plans() -> None:
+    """The settings that keep plans from depending on statistics are set for every connection of the engine."""
+    options = PostgresStore("postgresql:///x").connection_options()
+    for name in ("plan_cache_mode", "enable_seqscan", "enable_bitmapscan", "jit"):
+        assert options["server_settings"][name] == SESSION[name]
+    assert SESSION["plan_cache_mode"] == "force_generic_plan"
