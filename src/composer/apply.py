@@ -58,8 +58,8 @@ class Applied:
     handed: list[ClaimedTask] = field(default_factory=list[ClaimedTask])
     """Tasks the committing worker got at once."""
     ignored: list[Ignored] = field(default_factory=list[Ignored])
-    refused: int = 0
-    """Tasks that `grant` said yes to and that were not handed over after all."""
+    uncertain: set[str] = field(default_factory=set[str])
+    """Runs of commits whose answer was lost at least once."""
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class Applier:
         applied = Applied()
         waiting = {run_id: list(events) for run_id, events in batch.items()}
         fresh = await self._load(waiting, applied, patience)
-        uncertain: set[str] = set()
+        uncertain = applied.uncertain
         for _ in range(_MOST_ROUNDS):
             rounds = {
                 run_id: made
@@ -241,8 +241,6 @@ class Applier:
     def _answered(self, answer: CommitAnswer, made: _Round, applied: Applied, at: float) -> list[Event]:
         """Takes one answer in; returns the events that have to be decided again."""
         run_id, known = answer.run_id, made.known
-        if answer.verdict is not Verdict.WON:
-            applied.refused += len(made.leased)
         match answer.verdict:
             case Verdict.WON:
                 known.head = RunHead(run_id, known.head.plan_id, made.transition.run, known.head.priority)
@@ -254,7 +252,6 @@ class Applier:
                 for change in made.transition.changes:
                     if change.output is not None:
                         known.values[change.node] = change.output
-                applied.refused += len(made.leased) - len(answer.leased)
                 for node in sorted(answer.leased):
                     delivery = Delivery(node, 1, 1, worker=self._owner, claimed_at=at)
                     applied.handed.append(ClaimedTask(known.head, delivery, known.plan.nodes[node].step, {}))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from composer.apply import Applied, Applier
 from composer.client.starting import new_run
@@ -27,6 +28,18 @@ from composer.ports.store import (
 )
 from composer.postgres.store import PostgresStore
 from tests.servers import execute
+
+S = TypeVar("S", bound=Store)
+
+
+@asynccontextmanager
+async def opened(store: S) -> AsyncIterator[S]:
+    """The store, open within the block: a loop that ends while a pool is open hangs instead of showing the failure."""
+    try:
+        await store.open()
+        yield store
+    finally:
+        await store.close()
 
 
 def a_plan(

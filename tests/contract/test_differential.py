@@ -24,7 +24,7 @@ from composer.core.events import (
 from composer.memory.store import MemoryStore
 from composer.ports.store import Beat, ClaimedTask
 from composer.postgres.store import PostgresStore
-from tests.contract.driver import Driver, TurnableClock, a_chain, a_diamond, a_plan, done, failed
+from tests.contract.driver import Driver, TurnableClock, a_chain, a_diamond, a_plan, done, failed, opened
 from tests.servers import SERVERS
 
 # Every moment is far from every other, so that the milliseconds which pass on PostgreSQL beside decide nothing.
@@ -261,25 +261,23 @@ async def test_memory_and_postgres_do_the_same(
     url = contract_database(name)
     for i in range(10):
         seed = 1000 * SERVERS.index(name) + 100 * block + i
-        store = PostgresStore(url, namespace=f"{namespace}_{i}", connections=2)
-        await store.open()
-        memory = MemoryStore(namespace=f"{namespace}_{i}", clock=TurnableClock())
-        pair = Pair(Driver(memory), Driver(store), seed)
-        operations = [
-            pair.claim,
-            pair.report,
-            pair.report,
-            pair.report,
-            pair.steer,
-            pair.pass_time,
-            pair.renew,
-            pair.start,
-        ]
-        pair.log.append(f"seed {seed}")
-        await pair.start()
-        await pair.claim()
-        for _ in range(16):
-            await pair.rng.choice(operations)()
-            await pair.compare()
-        await pair.ask()
-        await store.close()
+        async with opened(PostgresStore(url, namespace=f"{namespace}_{i}", connections=2)) as store:
+            memory = MemoryStore(namespace=store.namespace, clock=TurnableClock())
+            pair = Pair(Driver(memory), Driver(store), seed)
+            operations = (
+                pair.claim,
+                pair.report,
+                pair.report,
+                pair.report,
+                pair.steer,
+                pair.pass_time,
+                pair.renew,
+                pair.start,
+            )
+            pair.log.append(f"seed {seed}")
+            await pair.start()
+            await pair.claim()
+            for _ in range(16):
+                await pair.rng.choice(operations)()
+                await pair.compare()
+            await pair.ask()

@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -20,19 +19,9 @@ from composer.errors import SchemaError, StoreUnavailable
 from composer.ports.store import Verdict
 from composer.postgres import embedded_reaper
 from composer.postgres.store import PostgresStore
-from tests.contract.driver import Driver, a_chain, a_diamond, done
+from tests.contract.driver import Driver, a_chain, a_diamond, done, opened
 from tests.postgres.observed import until
 from tests.servers import Server, TestServer, execute, query
-
-
-@asynccontextmanager
-async def opened(store: PostgresStore) -> AsyncIterator[PostgresStore]:
-    """The store, open within the block."""
-    try:
-        await store.open()
-        yield store
-    finally:
-        await store.close()
 
 
 # -- what is not there -----------------------------------------------------------------------------------------

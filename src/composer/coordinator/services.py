@@ -10,6 +10,7 @@ import anyio
 
 from composer.coordinator.recovery import recover, run_recovery
 from composer.coordinator.timers import LONGEST_SLEEP, run_timers
+from composer.errors import StoreUnavailable
 from composer.ports.store import Store
 from composer.settings import Settings
 
@@ -17,7 +18,7 @@ log = logging.getLogger("composer.coordinator")
 
 PARTITION_INTERVAL: Final = 6 * 3600.0
 _FIRST_PAUSE: Final = 0.1
-_LONGEST_PAUSE: Final = 5.0
+_LONGEST_PAUSE: Final = 2.0
 
 
 async def run_coordinator(store: Store, settings: Settings) -> None:
@@ -52,12 +53,18 @@ async def supervised(name: str, loop: Callable[[], Awaitable[None]]) -> None:
         began = anyio.current_time()
         try:
             await loop()
+        except StoreUnavailable as error:
+            log.warning(
+                "the store is away; a coordinator loop waits",
+                extra={"service": name, "error": str(error), "pause": pause},
+            )
         except Exception as error:
             log.error(
                 "a coordinator loop failed and begins again",
                 extra={"service": name, "error": f"{type(error).__name__}: {error}", "pause": pause},
+                exc_info=error,
             )
-        if anyio.current_time() - began > 60:
+        if anyio.current_time() - began > _LONGEST_PAUSE:
             pause = _FIRST_PAUSE
         await anyio.sleep(pause)
         pause = min(pause * 2, _LONGEST_PAUSE)

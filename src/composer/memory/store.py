@@ -276,6 +276,7 @@ class MemoryStore:
         stale = frozenset((c.node, c.item) for c in made.changes if not self._holds(run, c, rare=made.is_rare))
         if stale:
             return CommitAnswer(run_id, Verdict.STALE, run.snapshot, stale)
+        late = any(run.tasks[c.node, c.item].state is not TaskState.LEASED for c in made.changes)
         now = self._clock.now()
         run.snapshot, run.updated_at, run.plan_id = made.run, now, commit.plan_id
         run.finished_at = now if made.ends_run else None
@@ -307,8 +308,8 @@ class MemoryStore:
                     task.state, task.owner, task.lease_expires_at, task.wake_at = TaskState.CANCELLED, None, None, None
                     task.finished_at = now
             self.wakeups.run_stopped(run_id)
-        # A rare commit hands nothing over, as on PostgreSQL: a task opened again is not at its first attempt.
-        leased = frozenset[int]() if made.is_rare else commit.leased
+        # A rare commit and a late report hand nothing over, as on PostgreSQL: a task opened again is not at its first attempt.
+        leased = frozenset[int]() if made.is_rare or late else commit.leased
         self._open_tasks(run_id, run, made.starts, leased, owner, lease)
         run.history.append(HistoryRow(made.run.version, now, made.history))
         if timer:

@@ -103,10 +103,12 @@ class PostgresStore:
                 return
             with mapped("connecting"):
                 pool = await asyncpg.create_pool(
-                    self._url, min_size=1, max_size=self._connections, reset=_keep, **self.connection_options()
+                    self._url, min_size=0, max_size=self._connections, reset=_keep, **self.connection_options()
                 )
             try:
-                async with pool.acquire() as connection:
+                with mapped("connecting"):
+                    connection = await pool.acquire()
+                try:
                     if self._migrate_first:
                         await migrate(connection, self._schema)
                     else:
@@ -115,6 +117,8 @@ class PostgresStore:
                         self._ids.heard(
                             await connection.fetchval("select extract(epoch from clock_timestamp())::float8")
                         )
+                finally:
+                    await pool.release(connection)
             except BaseException:
                 pool.terminate()
                 raise

@@ -7,6 +7,7 @@ What a body does afterwards no longer counts, but its slot stays taken until it 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -97,6 +98,16 @@ class Attempt:
         """The delivery it answers."""
         return self.claimed.task
 
+    def answers(self, task: Delivery) -> bool:
+        """Whether it is the attempt of this delivery, whatever else the two know of it."""
+        mine = self.claimed.task
+        return (mine.node, mine.item, mine.attempt, mine.delivery) == (
+            task.node,
+            task.item,
+            task.attempt,
+            task.delivery,
+        )
+
     def facts(self) -> dict[str, Any]:
         """What log lines say about it."""
         task = self.claimed.task
@@ -134,10 +145,18 @@ class Attempt:
             arguments = self._arguments()
             event = arguments if isinstance(arguments, StepFailed) else await self._body(*arguments)
         finally:
-            self.report(self.overtime or event or StepReleased(self.task, self.details))
-            self.over = True
-            if not self.thread:
-                self.body_ended()
+            self._end(event)
+
+    def ensure_over(self) -> None:
+        """Ends the attempt whose task was cancelled before it had begun; its body never ran."""
+        if not self.over:
+            self._end(None)
+
+    def _end(self, event: Report | None) -> None:
+        self.report(self.overtime or event or StepReleased(self.task, self.details))
+        self.over = True
+        if not self.thread:
+            self.body_ended()
 
     def report(self, event: Report) -> None:
         """The attempt's one report. Later ones, and those nobody waits for any more, go nowhere."""
@@ -218,8 +237,14 @@ class Attempt:
         """Runs a plain function in a thread. A thread cannot be stopped: cancelled, it is left behind, with its slot."""
         self.thread = True
         loop = asyncio.get_running_loop()
+        # Whoever takes the ticket decides: the thread, that the body runs; a cancellation before it, that it never will.
+        ticket = [True]
 
         def call() -> Any:
+            try:
+                ticket.pop()
+            except IndexError:
+                return None
             try:
                 return fn(*args, **kwargs)
             finally:
@@ -227,8 +252,14 @@ class Attempt:
                 if not loop.is_closed():
                     loop.call_soon_threadsafe(self._thread_ended)
 
-        # anyio's limiter counts a thread that was left behind as free, so the worker counts for itself.
-        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=_unlimited())
+        try:
+            # anyio's limiter counts a thread that was left behind as free, so the worker counts for itself.
+            return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=_unlimited())
+        except BaseException:
+            with contextlib.suppress(IndexError):
+                ticket.pop()
+                self.thread = False
+            raise
 
     def _timed_out(self, timeout: float) -> None:
         """The time is over. A coroutine is cancelled and reported once it has ended; a thread is reported at once."""

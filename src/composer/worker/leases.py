@@ -134,7 +134,9 @@ class Keeper:
                     extra={"error": str(error), "for": round(now - away_since, 1), "leases": len(self._leases)},
                 )
             # A question to the worker's loop, one at a time. Its answer is a fresh `_answered`.
-            if self._answered >= probe_sent:
+            if self._loop is None:
+                pass  # It shares the worker's loop, and cannot ask it anything.
+            elif self._answered >= probe_sent:
                 probe_sent, told = now, 0.0
                 self._ask()
             elif now - probe_sent >= max(_BLOCKED_AFTER, told * 2):

@@ -252,16 +252,21 @@ class WorkerLoop:
 
     # -- bodies ------------------------------------------------------------------------------------------------
     async def _begin(self, claimed: ClaimedTask) -> None:
-        """Starts the body of a leased task."""
+        """Starts the body of a leased task, unless it is here already.
+
+        After a commit whose answer was lost, the reading back and a claim whose answer is slow may both bring it.
+        """
         try:
             plan = await self._applier.remember(claimed)
         except (PlanError, KeyError, ValueError) as error:
             # One run whose plan cannot be read must not stop the rest of its batch, nor the loop.
             await self._applier.quarantine(claimed.run, error)
             return
+        run_id = claimed.run.run_id
+        if any(attempt.answers(claimed.task) for attempt in self._by_run.get(run_id, ())):
+            return
         step = self._steps[claimed.step]
         attempt = Attempt(self, claimed, plan, step)
-        run_id = claimed.run.run_id
         self._attempts.add(attempt)
         self._by_run.setdefault(run_id, set()).add(attempt)
         if not step.is_async:
@@ -274,6 +279,8 @@ class WorkerLoop:
         attempt.work = asyncio.create_task(attempt.run(), name=f"{claimed.step} of run {run_id}")
         self._bodies.add(attempt.work)
         attempt.work.add_done_callback(self._bodies.discard)
+        # A task that is cancelled before its first step runs none of its own clean-up.
+        attempt.work.add_done_callback(lambda _: attempt.ensure_over())
 
     def report(self, attempt: Attempt, event: Report) -> None:
         """Takes an attempt's report to the next commit."""
@@ -285,7 +292,8 @@ class WorkerLoop:
         self._attempts.discard(attempt)
         if not attempt.step.is_async:
             self._threads -= 1
-        if attempt.stopped and not attempt.released:
+        # One that ran out of time is still to be committed: until then its run is not forgotten, and it is known here.
+        if attempt.stopped and not attempt.released and attempt.overtime is None:
             self._dismiss(attempt)
         self._freed.ring()
         if self._threads_ran_out and not attempt.step.is_async:
@@ -334,7 +342,11 @@ class WorkerLoop:
                     attempt.warned = now
                     log.warning(
                         "a body goes on after its attempt ended, and keeps its slot",
-                        extra={**attempt.facts(), "seconds": round(now - attempt.started, 1), "thread": attempt.thread},
+                        extra={
+                            **attempt.facts(),
+                            "seconds": round(now - attempt.started, 1),
+                            "in_thread": attempt.thread,
+                        },
                     )
 
     # -- committing --------------------------------------------------------------------------------------------
@@ -372,7 +384,9 @@ class WorkerLoop:
             self._reserved_threads += not self._steps[task.step].is_async
         await self.take(applied.handed)
         for ignored in applied.ignored:
-            self._explain(ignored.run_id, ignored.event, ignored.reason)
+            self._explain(
+                ignored.run_id, ignored.event, ignored.reason, certain=ignored.run_id not in applied.uncertain
+            )
         for attempt, _ in batch:
             self._dismiss(attempt)
 
@@ -403,8 +417,7 @@ class WorkerLoop:
         for task in tasks:
             run_id = task.run.run_id
             self._in_a_row[run_id] = self._in_a_row.get(run_id, 0) + 1
-            if not any(attempt.task == task.task for attempt in self._by_run.get(run_id, ())):
-                await self._begin(task)
+            await self._begin(task)
 
     def refuse(self, nodes: Sequence[Node]) -> None:
         """Tasks that were granted, and do not come after all."""
@@ -417,10 +430,12 @@ class WorkerLoop:
             self._reserved_threads -= not self._steps[name].is_async
 
     @staticmethod
-    def _explain(run_id: str, event: Event, reason: str) -> None:
+    def _explain(run_id: str, event: Event, reason: str, *, certain: bool) -> None:
         if isinstance(event, Report):
             task = event.task
-            log.warning(
+            # After a commit whose answer was lost, the second try finds what the first has done: nothing to worry about.
+            log.log(
+                logging.WARNING if certain else logging.INFO,
                 f"a report was not applied: {reason}",
                 extra={
                     "run_id": run_id,
