@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
+from composer.apply import Applier
 from composer.core.events import (
     CancelRequested,
     DeadlinePassed,
@@ -16,9 +17,11 @@ from composer.core.events import (
     LeaseExpired,
     RetryRequested,
     Started,
+    StepCompleted,
     StepReleased,
     StepSnoozed,
 )
+from composer.core.history import fold
 from composer.core.plan import INPUT
 from composer.ports.store import Beat, ClaimedTask, Renewal, Verdict, WorkerRecord
 from composer.ports.wakeups import RunEnd
@@ -1079,9 +1082,6 @@ async def test_run_that_cannot_be_decided_is_quarantined_alone(driver: Driver) -
     claimed = {task.run.run_id: task for task in await driver.claim()}
     odd: Any = Delivery(0, 1, 1)
     object.__setattr__(odd, "node", "no number")
-    from composer.apply import Applier
-    from composer.core.events import StepCompleted
-
     applied = await Applier(driver.store).apply({bad: [StepCompleted(odd, "1")], good: [done(claimed[good])]})
     assert (await driver.head(good)).snapshot.status == "completed"
     assert (await driver.record(bad)).quarantine is not None
@@ -1135,8 +1135,6 @@ async def test_leased_to_gives_what_the_owner_holds_of_these_runs(driver: Driver
 
 async def test_history_has_every_version_in_order(driver: Driver) -> None:
     """History has one row a version from 1 on, each with its time, and folds to the run."""
-    from composer.core.history import fold
-
     plan = a_diamond(options={"top": RETRIES})
     run_id = await driver.start(plan)
     await driver.apply(run_id, failed(await driver.claim_one()))

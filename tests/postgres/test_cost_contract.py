@@ -17,7 +17,7 @@ from composer.core.events import StepReleased
 from composer.ports.store import Beat
 from composer.postgres.encode import encode_start, encode_steps
 from composer.postgres.store import PostgresStore
-from tests.contract.driver import Driver, a_plan, done
+from tests.contract.driver import Driver, a_plan, done, opened
 from tests.postgres.observed import ObservedStore, until
 
 
@@ -206,9 +206,11 @@ async def test_chain_on_one_worker_costs_its_steps_and_the_start(store: Observed
 
 async def test_chain_started_elsewhere_costs_one_claim_more(store: ObservedStore, database: str) -> None:
     """A chain of n steps started in another process is n + 2 statements: its start, one claim, one commit a step."""
-    elsewhere = ObservedStore(database, namespace=store.namespace, connections=2)
-    await elsewhere.open()
-    async with a_worker(store) as worker, AsyncClient(store=elsewhere) as client:
+    async with (
+        opened(ObservedStore(database, namespace=store.namespace, connections=2)) as elsewhere,
+        a_worker(store) as worker,
+        AsyncClient(store=elsewhere) as client,
+    ):
         await client.start(chain, 0)
         await until(lambda: worker.loop.executed == LINKS and worker.loop.is_idle)
         store.sent.clear()
@@ -219,7 +221,6 @@ async def test_chain_started_elsewhere_costs_one_claim_more(store: ObservedStore
         assert elsewhere.names() == {"start": 1}
         # The claim that took it; one that found nothing more; and a poll may fall into the time it takes.
         assert 1 <= store.names()["claim"] <= 3
-    await elsewhere.close()
 
 
 async def test_diamond_on_one_worker_reads_nothing(store: ObservedStore) -> None:

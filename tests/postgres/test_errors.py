@@ -23,7 +23,6 @@ from tests.contract.driver import Driver, a_chain, a_diamond, done, opened
 from tests.postgres.observed import until
 from tests.servers import Server, TestServer, execute, query
 
-
 # -- what is not there -----------------------------------------------------------------------------------------
 
 
@@ -95,13 +94,12 @@ async def test_backend_terminated_in_the_middle_is_unavailable_and_the_next_call
             except StoreUnavailable as error:
                 failure.append(error)
 
-        async with anyio.create_task_group() as group:
-            async with blocker.transaction():
-                await blocker.execute("select from composer.runs for update")
-                group.start_soon(try_it)
-                with anyio.fail_after(10):
-                    while not await terminate(fresh_database, "wait_event_type = 'Lock'"):
-                        await anyio.sleep(0.005)
+        async with anyio.create_task_group() as group, blocker.transaction():
+            await blocker.execute("select from composer.runs for update")
+            group.start_soon(try_it)
+            with anyio.fail_after(10):
+                while not await terminate(fresh_database, "wait_event_type = 'Lock'"):
+                    await anyio.sleep(0.005)
         await blocker.close()
         assert len(failure) == 1
         assert "committing" in str(failure[0])
@@ -156,7 +154,7 @@ async def test_server_that_stops_and_starts_again() -> None:
 
 
 async def test_listener_that_was_ended_hears_again(fresh_database: str) -> None:
-    """A listening connection that the server ended is replaced within moments: it rings for all that may have been missed, then for what is announced."""
+    """A listening connection that the server ended is replaced within moments: it rings for all that may have been missed, then for news."""
     async with opened(PostgresStore(fresh_database)) as store, anyio.create_task_group() as group:
         group.start_soon(store.listen)
         await store.listening.wait()
@@ -412,8 +410,6 @@ async def test_worker_gets_through_on_a_line_that_breaks_all_the_time(cutting: C
     assert cutting.deadlocks == 0
 
 
-def test_servers_fixture_is_a_server(server: Server) -> None:
-    """The server that the tests run on is at least PostgreSQL 15."""
-    from tests.servers import run
-
-    assert int(run(lambda: query(server.url, "show server_version_num"))[0][0]) >= 150000
+async def test_servers_are_what_they_say(each_server: Server) -> None:
+    """The servers that the tests run on are PostgreSQL 15 or newer."""
+    assert int((await query(each_server.url, "show server_version_num"))[0][0]) >= 150000

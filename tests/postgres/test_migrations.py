@@ -19,7 +19,7 @@ from composer.postgres.migrate import check_schema, migrate
 from composer.postgres.statements import migrations
 from composer.postgres.store import PostgresStore
 from composer.settings import Settings
-from tests.contract.driver import Driver, done
+from tests.contract.driver import Driver, done, opened
 from tests.servers import execute, query
 
 ALL = [f"{version:04}_{name}" for version, name, _ in migrations()]
@@ -135,15 +135,13 @@ async def test_release_with_one_migration_more_brings_an_older_schema_up(
 async def test_another_schema_holds_everything(empty_database: str) -> None:
     """With another schema's name everything lies there, and a run goes from its start to its end."""
     await on_connection(empty_database, lambda connection: migrate(connection, "elsewhere"))
-    store = PostgresStore(empty_database, schema="elsewhere")
-    await store.open()
-    await store.make_partitions()
-    driver = Driver(store)
-    run_id = await driver.start(key="k")
-    await driver.apply(run_id, done(await driver.claim_one()))
-    assert (await driver.head(run_id)).snapshot.status == "completed"
-    assert len(await store.history(run_id)) == 2
-    await store.close()
+    async with opened(PostgresStore(empty_database, schema="elsewhere")) as store:
+        await store.make_partitions()
+        driver = Driver(store)
+        run_id = await driver.start(key="k")
+        await driver.apply(run_id, done(await driver.claim_one()))
+        assert (await driver.head(run_id)).snapshot.status == "completed"
+        assert len(await store.history(run_id)) == 2
     schemas = await query(
         empty_database,
         "select distinct schemaname from pg_tables where schemaname not in ('pg_catalog', 'information_schema')",

@@ -16,9 +16,8 @@ from composer.postgres.ids import RunIds
 from composer.postgres.migrate import migrate
 from composer.postgres.partitions import AHEAD, lower_bound, make_partitions, month_after
 from composer.postgres.store import PostgresStore
-from tests.contract.driver import Driver, done
+from tests.contract.driver import Driver, done, opened
 from tests.servers import query
-
 
 WHERE = "select relname::text from pg_class c where c.oid = history.tableoid"
 
@@ -94,12 +93,10 @@ async def test_replicas_make_months_together(migrated: str) -> None:
 
 async def test_history_goes_into_its_month(fresh_database: str) -> None:
     """History of a run started now lies in this month's partition, and the default partition stays empty."""
-    store = PostgresStore(fresh_database)
-    await store.open()
-    driver = Driver(store)
-    run_id = await driver.start()
-    await driver.apply(run_id, done(await driver.claim_one()))
-    await store.close()
+    async with opened(PostgresStore(fresh_database)) as store:
+        driver = Driver(store)
+        run_id = await driver.start()
+        await driver.apply(run_id, done(await driver.claim_one()))
     rows = await query(fresh_database, f"select ({WHERE}) from composer.history")
     assert [row[0] for row in rows] == [f"history_{datetime.now(UTC):%Y_%m}"] * 2
 
@@ -108,15 +105,12 @@ async def test_worker_starts_after_runs_that_were_started_before_there_were_mont
     """Runs started before any worker or coordinator ran do not keep one from starting, complete, and leave the default partition empty."""
     for name in await partitions_of(migrated):
         await query(migrated, f"drop table composer.{name}")
-    store = PostgresStore(migrated)
-    await store.open()
-    async with AsyncClient(store=store) as client:
+    async with opened(PostgresStore(migrated)) as store, AsyncClient(store=store) as client:
         handles = await client.start_many(one_step, [(i,) for i in range(3)])
         async with Worker([one_step], Settings(), store=store):
             assert [await handle.result(timeout=10) for handle in handles] == [0, 1, 2]
         for handle in handles:
             assert [row.version for row in await store.history(handle.id)] == [1, 2]
-    await store.close()
     assert (await query(migrated, "select count(*) from composer.history_default"))[0][0] == 0
     assert await partitions_of(migrated) == expected(datetime.now(UTC))
 
@@ -134,16 +128,15 @@ async def test_months_are_made_while_runs_are_started(migrated: str) -> None:
         made.extend(await make(migrated))
 
     waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-    async with anyio.create_task_group() as group:
-        async with under_way.transaction():
-            await under_way.execute(
-                "insert into composer.history (namespace, run_id, version, changes) values ('n', $1, 1, '{}')",
-                ids.mint(),
-            )
-            group.start_soon(make_them)
-            with anyio.fail_after(10):
-                while not (await query(migrated, waiting))[0][0]:
-                    await anyio.sleep(0.01)
+    async with anyio.create_task_group() as group, under_way.transaction():
+        await under_way.execute(
+            "insert into composer.history (namespace, run_id, version, changes) values ('n', $1, 1, '{}')",
+            ids.mint(),
+        )
+        group.start_soon(make_them)
+        with anyio.fail_after(10):
+            while not (await query(migrated, waiting))[0][0]:
+                await anyio.sleep(0.01)
     await under_way.close()
     assert made == expected(datetime.now(UTC))
     rows = await query(migrated, f"select ({WHERE}) from composer.history")

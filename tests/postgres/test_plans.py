@@ -157,7 +157,8 @@ async def test_plans_made_on_empty_tables_read_what_the_batch_holds(store: Expla
     assert count >= TASKS
     assert await store.connection.fetchval("select count(*) from pg_inherits") >= 36
     analysed = await store.connection.fetchval(
-        "select count(*) from pg_stat_user_tables where relname in ('runs', 'tasks', 'outbox') and (last_analyze is not null or last_autoanalyze is not null)"
+        "select count(*) from pg_stat_user_tables where relname in ('runs', 'tasks', 'outbox') "
+        "and (last_analyze is not null or last_autoanalyze is not null)"
     )
     assert analysed == 0
     driver = Driver(store)

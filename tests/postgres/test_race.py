@@ -18,7 +18,7 @@ from composer.core.events import CancelRequested, Event, StepReleased
 from composer.core.history import fold
 from composer.ports.store import CommitAnswers, RunCommit, Verdict
 from composer.postgres.store import PostgresStore
-from tests.contract.driver import Driver, a_diamond, done
+from tests.contract.driver import Driver, a_diamond, done, opened
 from tests.servers import Server, execute, query
 
 RUNS = 1_000
@@ -147,46 +147,44 @@ async def check_runs(url: str, namespace: str, count: int) -> None:
 async def test_commits_in_opposite_orders_do_not_deadlock(each_server: Server, namespace: str) -> None:
     """Eight batches at once over the same forty runs, in different orders and beside claims, stops and sweeps, deadlock nowhere."""
     url = each_server.database()
-    store = PostgresStore(url, namespace=namespace, connections=12)
-    await store.open()
-    driver = Driver(store)
-    plan = a_diamond(options={"top": {"priority": 1}})
-    runs = [await driver.start(plan) for _ in range(40)]
+    async with opened(PostgresStore(url, namespace=namespace, connections=12)) as store:
+        driver = Driver(store)
+        plan = a_diamond(options={"top": {"priority": 1}})
+        runs = [await driver.start(plan) for _ in range(40)]
 
-    async def release_and_finish(number: int) -> None:
-        for round_ in range(6):
-            claimed = await driver.claim(30, owner=f"w{number}")
-            if number % 2:
-                claimed.reverse()
-            events: dict[str, list[Event]] = {}
-            for i, task in enumerate(claimed):
-                event: Event = done(task) if (i + round_) % 3 else StepReleased(task.task)
-                events.setdefault(task.run.run_id, []).append(event)
-            await Applier(store, owner=f"w{number}").apply(events)
+        async def release_and_finish(number: int) -> None:
+            for round_ in range(6):
+                claimed = await driver.claim(30, owner=f"w{number}")
+                if number % 2:
+                    claimed.reverse()
+                events: dict[str, list[Event]] = {}
+                for i, task in enumerate(claimed):
+                    event: Event = done(task) if (i + round_) % 3 else StepReleased(task.task)
+                    events.setdefault(task.run.run_id, []).append(event)
+                await Applier(store, owner=f"w{number}").apply(events)
 
-    async def stop() -> None:
-        await Applier(store).apply({run_id: [CancelRequested()] for run_id in reversed(runs[::4])})
+        async def stop() -> None:
+            await Applier(store).apply({run_id: [CancelRequested()] for run_id in reversed(runs[::4])})
 
-    async def sweep() -> None:
-        for _ in range(10):
-            await store.expired_tasks(100)
-            await store.move_due_tasks(100)
-            await store.repair_outbox(100, 0.0)
+        async def sweep() -> None:
+            for _ in range(10):
+                await store.expired_tasks(100)
+                await store.move_due_tasks(100)
+                await store.repair_outbox(100, 0.0)
 
-    async with anyio.create_task_group() as group:
-        for number in range(8):
-            group.start_soon(release_and_finish, number)
-        group.start_soon(stop)
-        group.start_soon(sweep)
-    assert store.deadlocks == 0
-    deadlocks = await query(url, "select deadlocks from pg_stat_database where datname = current_database()")
-    assert deadlocks[0][0] == 0
-    for run_id in runs:
-        rows = await store.history(run_id)
-        folded = fold(plan, [row.changes for row in rows])
-        assert folded.run == (await driver.head(run_id)).snapshot
-        assert all(tally.completions <= 1 for tally in folded.tasks.values())
-    await store.close()
+        async with anyio.create_task_group() as group:
+            for number in range(8):
+                group.start_soon(release_and_finish, number)
+            group.start_soon(stop)
+            group.start_soon(sweep)
+        assert store.deadlocks == 0
+        deadlocks = await query(url, "select deadlocks from pg_stat_database where datname = current_database()")
+        assert deadlocks[0][0] == 0
+        for run_id in runs:
+            rows = await store.history(run_id)
+            folded = fold(plan, [row.changes for row in rows])
+            assert folded.run == (await driver.head(run_id)).snapshot
+            assert all(tally.completions <= 1 for tally in folded.tasks.values())
     each_server.drop(url)
 
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 
+from composer import AsyncClient, Client
 from composer.define.context import step_context
 from composer.define.step import step
 from composer.define.workflow import Startable, workflow
+from composer.testing import run_workflow
 
 
 @dataclass
@@ -177,3 +179,27 @@ wires.bind("x")  # E: mypy pyright
 wires.bind(order="x")  # E: mypy pyright
 wires.bind(Order("a", Decimal(1), []), gift=True)  # E: mypy pyright
 wires.decode_result("").sku  # E: mypy pyright
+
+
+# -- clients
+
+
+async def clients(client: Client, other: AsyncClient, order: Order) -> None:
+    client.start(wires)  # E: mypy pyright
+    client.start(wires, "x")  # E: mypy pyright
+    client.start(wires, order, order)  # E: mypy pyright
+    client.start(wires, order, idempotency_kye="k")  # E: mypy pyright
+    client.start(wires, order, priority="high")  # E: mypy pyright
+    client.start(charge, order)  # E: mypy pyright
+    client.start(wires.fn, order)  # E: mypy pyright
+    client.start(wires, order).result().sku  # E: mypy pyright
+    client.start(wires, order).result(60)  # E: mypy pyright
+    client.start_many(wires, [(1,)])  # E: mypy pyright
+    client.start_many(wires, [order])  # E: mypy pyright
+    client.cancel(1)  # E: mypy pyright
+    client.get("x").state  # E: mypy pyright
+    (await other.start(wires, order)).result().upper  # E: mypy pyright
+    await other.start(wires, 3)  # E: mypy pyright
+    await run_workflow(wires, 3)  # E: mypy pyright
+    (await run_workflow(wires, order)).value.sku  # E: mypy pyright
+    await run_workflow(wires, order, replace={"charge": charge.fn})  # E: mypy pyright

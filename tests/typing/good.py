@@ -7,10 +7,12 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import assert_type
 
+from composer import AsyncClient, AsyncRunHandle, Client, RunHandle
 from composer.core.retries import Retry
 from composer.define.context import StepContext, step_context
 from composer.define.step import AsyncStep, SyncStep, step
 from composer.define.workflow import Startable, Workflow, workflow
+from composer.testing import crash_everywhere, run_workflow
 
 
 @dataclass
@@ -121,3 +123,29 @@ takes_startable(fulfil)
 takes_steps(charge, pack)
 builder: Callable[[Order], Label] = fulfil.fn
 undo: Callable[[Receipt, Order], Awaitable[None] | None] = refund
+
+
+def with_a_client(client: Client, order: Order) -> None:
+    handle = client.start(fulfil, order, idempotency_key="k", priority=5, tags={"shop": "eu"}, delay="5s")
+    assert_type(handle, RunHandle[Label])
+    assert_type(handle.result(timeout=60).text, str)
+    assert_type(client.start(other, 3).result(), float)
+    assert_type(client.start(other.bind(3, scale=2.0)).result(), float)
+    assert_type(client.start_many(fulfil, [(order,), (order,)])[0].result(), Label)
+    assert_type(client.handle(fulfil, "id").result(), Label)
+    assert_type(client.get(handle.id).status, str)
+    assert_type(client.cancel(handle.id, reason="x").accepted, bool)
+    assert_type([each.node for each in client.retry(handle.id, dry_run=True).reset_steps], list[str])
+
+
+async def with_an_async_client(client: AsyncClient, order: Order) -> None:
+    handle = await client.start(fulfil, order)
+    assert_type(handle, AsyncRunHandle[Label])
+    assert_type(await handle.result(), Label)
+    result = await run_workflow(fulfil, order, replace={charge: fake_charge, pack: fake_charge}, crash=ship)
+    assert_type(result.value, Label)
+    assert_type((await crash_everywhere(other, 1))[0].value, float)
+
+
+async def fake_charge(order: Order) -> Receipt:
+    return Receipt(order.total, "fake")

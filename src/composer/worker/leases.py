@@ -108,7 +108,13 @@ class Keeper:
     # -- the thread ------------------------------------------------------------------------------------------
     async def _keep_in_thread(self) -> None:
         try:
-            await self.keep()
+            while not self._stop.is_set():
+                try:
+                    await self.keep()
+                except Exception as error:
+                    # Without a keeper every lease of this worker would end, and nobody would know why.
+                    log.error("the keeper failed and begins again", exc_info=error)
+                    await anyio.sleep(_TICK)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._store.close()

@@ -17,8 +17,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from types import CodeType
 from typing import Any, Final
 
@@ -81,8 +80,6 @@ class WorkerLoop:
         self._reserved_threads = 0
         self._reserved = 0
         """Slots promised to a claim or a commit under way."""
-        self.granted = 0
-        """Those of them that were promised to the commit."""
         self._reports: list[tuple[Attempt, Report]] = []
         self._reported = Bell()
         self._freed = Bell()
@@ -134,21 +131,14 @@ class WorkerLoop:
 
     def drain(self) -> None:
         """No new tasks from now on; running ones get the grace time, then they are given back, and `run` returns."""
-        self.draining = True
-        if self._store.wakeups.taker is self:
-            self._store.wakeups.taker = None
+        self._stop_taking()
         self._freed.ring()
         self._idle.ring()
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[WorkerLoop]:
-        """The worker at work beside the caller's own code; drained on the way out."""
-        async with anyio.create_task_group() as group:
-            group.start_soon(self.run)
-            try:
-                yield self
-            finally:
-                self.drain()
+    def _stop_taking(self) -> None:
+        self.draining = True
+        if self._store.wakeups.taker is self:
+            self._store.wakeups.taker = None
 
     @property
     def lease(self) -> float:
@@ -408,7 +398,6 @@ class WorkerLoop:
             return False
         self._reserved += 1
         self._reserved_threads += not step.is_async
-        self.granted += 1
         return True
 
     async def take(self, tasks: Sequence[ClaimedTask]) -> None:
@@ -458,7 +447,8 @@ class WorkerLoop:
 
     async def _release_all(self) -> None:
         """Gives back every task this worker still holds, and commits what was reported."""
-        self.draining = self.closing = True
+        self._stop_taking()
+        self.closing = True
         for attempt in tuple(self._attempts):
             if not attempt.reported:
                 attempt.stop(released=True)
