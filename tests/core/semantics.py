@@ -66,7 +66,10 @@ ROWS: Final[dict[int, Row]] = {
     33: Row("An output that can be skipped is refused at definition, or fails the run with code no-output."),
     34: Row("An output read through settled() is a value even of a failure, and the run completes."),
     35: Row("A payload over the limit fails its step, or is refused before anything is stored."),
-    36: Row("A run input far too big is refused in the client and never sent."),
+    36: Row(
+        "A run input far too big is refused in the client and never sent.",
+        "tests/runtime/test_worker.py::test_what_is_wrong_with_a_call_is_said_before_anything_is_stored",
+    ),
     37: Row(
         "A cancel stops a running run at once, and a second one changes nothing.",
         _HERE + "test_row_37_cancel_of_a_running_run",
@@ -80,7 +83,10 @@ ROWS: Final[dict[int, Row]] = {
     43: Row("A retry policy on a child starts a new run an attempt, the old one linked."),
     44: Row("A retry of a half-failed map keeps the finished items and runs the others."),
     45: Row("A retry of a parent retries its failed child in place."),
-    46: Row("A retry after a change takes the newest options of the same shape, and never another shape."),
+    46: Row(
+        "A retry after a change takes the newest options of the same shape, and never another shape.",
+        "tests/runtime/test_worker.py::test_a_retry_adopts_corrected_options",
+    ),
     47: Row(
         "Only a failed run can be retried; any other says what it is.",
         _HERE + "test_row_47_retry_is_for_failed_runs",
@@ -105,7 +111,10 @@ ROWS: Final[dict[int, Row]] = {
         "max_snooze and limit slots are not built",
     ),
     54: Row("A checkpoint outlives failures, crashes and drains, and is cleared by a retry of the run."),
-    55: Row("A thread that does not end keeps its slot, though its attempt has ended."),
+    55: Row(
+        "A thread that does not end keeps its slot, though its attempt has ended.",
+        "tests/runtime/test_worker.py::test_a_thread_that_is_too_slow_keeps_its_slot_until_it_returns",
+    ),
     56: Row("A paused run hands nothing out, and takes in what still runs."),
     57: Row(
         "A task given back by a worker that shuts down is ready at once and costs nothing.",
@@ -117,9 +126,18 @@ ROWS: Final[dict[int, Row]] = {
         _HERE + "test_row_58_scheduled_run_waits",
         "that the key is taken is the store's",
     ),
-    59: Row("The same key with the same input is the run that has it, in any state."),
-    60: Row("The same key with other input is a conflict that names the run."),
-    61: Row("The same key after a failure is still that run."),
+    59: Row(
+        "The same key with the same input is the run that has it, in any state.",
+        "tests/runtime/test_worker.py::test_the_same_key_is_the_same_run",
+    ),
+    60: Row(
+        "The same key with other input is a conflict that names the run.",
+        "tests/runtime/test_worker.py::test_the_same_key_is_the_same_run",
+    ),
+    61: Row(
+        "The same key after a failure is still that run.",
+        "tests/runtime/test_worker.py::test_the_same_key_is_the_same_run",
+    ),
     62: Row("A key lives as long as its run, or longer if asked."),
     63: Row("A database clock that jumps makes things early or late, never wrong."),
     64: Row("A moment without a zone is refused where it is given."),
@@ -127,7 +145,10 @@ ROWS: Final[dict[int, Row]] = {
     66: Row("A plan has a largest size, refused with the advice to map or nest."),
     67: Row("A changed plan is a new one; runs keep theirs."),
     68: Row("A worker leaves tasks alone whose arguments its code cannot take."),
-    69: Row("A stored argument that no longer fits fails the step for good, and a retry after a fix works."),
+    69: Row(
+        "A stored argument that no longer fits fails the step for good, and a retry after a fix works.",
+        "tests/cases/test_c10.py::test_one_unreadable_input_fails_alone",
+    ),
     70: Row("Eager hand-over stops while more important work waits."),
     71: Row("A step with a limit is never handed over eagerly."),
     72: Row("A larger priority is sooner, and children and undos inherit it."),
@@ -159,8 +180,8 @@ ROWS: Final[dict[int, Row]] = {
 
 NOT_BUILT_YET: Final = frozenset(
     {
-        *range(1, 13), 14, 15, 16, 17, *range(20, 29), 30, 31, *range(33, 37), 38, *range(41, 47), 51, 52, 54, 55, 56,
-        *range(59, 73), 75, 76, 77,
+        *range(1, 13), 14, 15, 16, 17, *range(20, 29), 30, 31, *range(33, 36), 38, *range(41, 46), 51, 52, 54, 56,
+        *range(62, 69), *range(70, 73), 75, 76, 77,
     }
 )  # fmt: skip
 """Rows without a test. It only ever shrinks; some of them hold already, and wait for the suite that can show them."""
