@@ -229,6 +229,7 @@ async def test_diamond_on_one_worker_reads_nothing(store: ObservedStore) -> None
         await (await client.start(diamond, 0)).result(timeout=10)
         store.sent.clear()
         assert await (await client.start(diamond, 1)).result(timeout=10) == 4
+        await until(lambda: worker.loop.is_idle)
         work = work_of(store)
         assert work["start"] == 1
         assert 3 <= work["commit_steps"] <= 4
