@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import metadata
 from types import TracebackType
@@ -25,7 +25,7 @@ log = logging.getLogger("composer")
 
 
 @asynccontextmanager
-async def open_store(settings: Settings) -> AsyncIterator[Store]:
+async def open_store(settings: Settings) -> AsyncGenerator[Store]:
     """The store the settings name, connected; the embedded server is started or joined, and its schema made."""
     # Here and not above: `import composer` loads no driver.
     from composer.postgres.store import PostgresStore
@@ -65,7 +65,7 @@ async def examine(settings: Settings) -> Sequence[Any]:
 
 
 @asynccontextmanager
-async def _database(settings: Settings) -> AsyncIterator[str]:
+async def _database(settings: Settings) -> AsyncGenerator[str]:
     """The URL of the settings' database, the embedded one kept running meanwhile."""
     if settings.database_url is not None:
         yield settings.database_url

@@ -21,7 +21,7 @@ from composer.core.events import Delivery, Event, Report, RetryRequested
 from composer.core.plan import Node, Plan
 from composer.core.states import ENDED_RUN
 from composer.core.transition import NeedValues, Transition
-from composer.errors import RunNotFound, StoreUnavailable
+from composer.errors import RunNotFound, StoreError, StoreUnavailable
 from composer.ports.store import ClaimedTask, CommitAnswer, RunCommit, RunHead, Store, Verdict
 
 log = logging.getLogger("composer.apply")
@@ -233,9 +233,17 @@ class Applier:
             # The same statement again: it queues behind a ghost that is still committing, and the fence answers.
             uncertain.update(commit.run_id for commit in commits)
 
-        answers = await persistently(
-            lambda: self._store.commit(commits, owner=self._owner, lease=self._lease), patience, lost
-        )
+        try:
+            answers = await persistently(
+                lambda: self._store.commit(commits, owner=self._owner, lease=self._lease), patience, lost
+            )
+        except StoreError as error:
+            # One run that the database will not have must not stop the others of its batch, nor the loop.
+            if len(commits) > 1:
+                each = [await self._commit([commit], uncertain, patience) for commit in commits]
+                return [answer for answers, _ in each for answer in answers], each[-1][1]
+            await self.quarantine(self._known[commits[0].run_id].head, error)
+            return [CommitAnswer(commits[0].run_id, Verdict.QUARANTINED)], 0.0
         return answers.answers, answers.at
 
     def _answered(self, answer: CommitAnswer, made: _Round, applied: Applied, at: float) -> list[Event]:

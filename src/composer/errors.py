@@ -14,6 +14,7 @@
     ├── RunCancelled             the run was cancelled
     ├── ResultTimeout            the run has not ended yet (also a TimeoutError)
     ├── StoreUnavailable         the database cannot be reached or refuses work; trying again can help
+    ├── StoreError               the database refused a statement: a defect, never passing
     ├── SchemaError              the database holds no schema, an older or a newer one
     └── EmbeddedServerError      the embedded PostgreSQL cannot be started
 
@@ -195,6 +196,12 @@ class StoreUnavailable(ComposerError):
     """The database cannot be reached, or refuses work just now. Trying again can help."""
 
     code = "store-unavailable"
+
+
+class StoreError(ComposerError):
+    """The database refused what it was asked. Trying again cannot help: a defect here, or a hand in the tables."""
+
+    code = "store-error"
 
 
 class SchemaError(ComposerError):

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -143,11 +144,7 @@ async def _hear_signals(told: anyio.Event, *, task_status: Any = anyio.TASK_STAT
 
 
 def _has_uvloop() -> bool:
-    try:
-        import uvloop  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return find_spec("uvloop") is not None
 
 
 def _serves(made: Worker) -> str:

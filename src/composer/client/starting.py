@@ -80,11 +80,12 @@ def new_run(
     *,
     key: str | None,
     priority: int,
-    tags: Mapping[str, str],
+    tags: Mapping[Any, Any],
     starts: tuple[float | None, datetime | None],
 ) -> NewRun:
     """A run ready to be stored. Raises PlanTypeError for a bad option."""
-    if key is not None and (not isinstance(key, str) or not 0 < len(key) <= 500 or "\0" in key):
+    given: Any = key  # callers without a type checker pass anything
+    if key is not None and (not isinstance(given, str) or not 0 < len(key) <= 500 or "\0" in key):
         raise PlanTypeError(f"idempotency_key={key!r}: expected text of 1 to 500 characters, without NUL")
     if type(priority) is not int or not -100 <= priority <= 100:
         raise PlanTypeError(f"priority={priority!r}: expected a whole number from -100 to 100; larger is sooner")

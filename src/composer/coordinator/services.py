@@ -8,6 +8,7 @@ from typing import Final
 
 import anyio
 
+from composer.apply import persistently
 from composer.coordinator.recovery import recover, run_recovery
 from composer.coordinator.timers import LONGEST_SLEEP, run_timers
 from composer.errors import StoreUnavailable
@@ -28,7 +29,7 @@ async def run_coordinator(store: Store, settings: Settings) -> None:
     pass, so that work orphaned while everything was down leaves first, then the loops.
     """
     await store.make_partitions()
-    await recover(store)
+    await persistently(lambda: recover(store), 30.0)
     wakeups = store.wakeups
     # Behind a pooler nothing is announced, so the loops look as often as a worker polls.
     longest = settings.poll_interval if settings.pooler else LONGEST_SLEEP

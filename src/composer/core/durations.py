@@ -17,6 +17,7 @@ CENTURY: Final = 100 * 366 * 86_400.0
 
 def seconds(value: float | timedelta | str, *, what: str, least: float = 0.0, most: float = CENTURY) -> float:
     """The duration in seconds. Raises PlanError naming `what` when it is unreadable or outside [least, most]."""
+    given: object = value  # callers without a type checker pass anything
     if isinstance(value, timedelta):
         number = value.total_seconds()
     elif isinstance(value, str):
@@ -26,15 +27,15 @@ def seconds(value: float | timedelta | str, *, what: str, least: float = 0.0, mo
                 f"{what}: {value!r} is no duration", 'Write seconds, a timedelta, or text such as "30s" or "1h30m".'
             )
         number = sum(float(n) * _UNITS[u] for n, u in parts)
-    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+    elif isinstance(given, bool) or not isinstance(given, (int, float)):
         raise PlanError(
             f"{what}: {value!r} is no duration", 'Write seconds, a timedelta, or text such as "30s" or "1h30m".'
         )
     else:
         try:
-            number = float(value)
+            number = float(given)
         except OverflowError:
-            number = math.inf if value > 0 else -math.inf
+            number = math.inf if given > 0 else -math.inf
     if not math.isfinite(number) or not least <= number <= most:
         bound = (
             f"at least {least:g} s"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from composer.core.plan import INPUT, INPUT_NAME, Plan
 
@@ -23,19 +23,22 @@ class Unreadable(Exception):
 
 def select(value: Any, path: Sequence[str | int], node: str) -> Any:
     """The part of a decoded JSON value that `path` names. Raises Unreadable."""
+    items: list[Any] = []
     for depth, key in enumerate(path):
         try:
             if isinstance(value, dict):
-                value = value[str(key)]
+                value = cast("dict[str, Any]", value)[str(key)]
             elif isinstance(value, list) and isinstance(key, int):
-                value = value[key]
+                items = value
+                value = items[key]
             else:
                 kind = "null" if value is None else type(value).__name__
                 raise Unreadable(node, path[: depth + 1], f"the value there is {kind}, which has no parts")
         except KeyError:
-            raise Unreadable(node, path[: depth + 1], f"there is no such key; it has {sorted(value)[:8]}") from None
+            known = sorted(cast("dict[str, Any]", value))[:8]
+            raise Unreadable(node, path[: depth + 1], f"there is no such key; it has {known}") from None
         except IndexError:
-            raise Unreadable(node, path[: depth + 1], f"the list has {len(value)} items") from None
+            raise Unreadable(node, path[: depth + 1], f"the list has {len(items)} items") from None
     return value
 
 

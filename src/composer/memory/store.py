@@ -342,11 +342,11 @@ class MemoryStore:
                 found[run_id, node] = text
         return found
 
-    async def leased_to(self, owner: str, run_ids: Sequence[str]) -> list[ClaimedTask]:
-        """Tasks of these runs that `owner` holds."""
+    async def leased_to(self, owner: str, run_ids: Sequence[str] | None) -> list[ClaimedTask]:
+        """Tasks of these runs, or of all, that `owner` holds."""
         return [
             self._claimed(run_id, self._runs[run_id], task)
-            for run_id in run_ids
+            for run_id in (self._runs if run_ids is None else run_ids)
             if run_id in self._runs
             for task in self._runs[run_id].tasks.values()
             if task.state is TaskState.LEASED and task.owner == owner

@@ -320,8 +320,8 @@ class Store(Protocol):
         """Outputs of completed nodes, by (run id, node); INPUT gives the run's input."""
         ...
 
-    async def leased_to(self, owner: str, run_ids: Sequence[str]) -> list[ClaimedTask]:
-        """Tasks of these runs that `owner` holds: what a commit with an unknown outcome may have handed over."""
+    async def leased_to(self, owner: str, run_ids: Sequence[str] | None) -> list[ClaimedTask]:
+        """Tasks of these runs, or of all (None), that `owner` holds: what a lost answer may have handed over."""
         ...
 
     async def renew(self, beats: Sequence[Beat], *, owner: str) -> list[Renewal]:

@@ -7,7 +7,7 @@ to one event loop; other threads come in through `anyio.from_thread`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -145,7 +145,7 @@ class Wakeups:
 
     # -- listening ---------------------------------------------------------------------------------------
     @contextmanager
-    def on_tasks(self, queues: Iterable[str]) -> Iterator[Bell]:
+    def on_tasks(self, queues: Iterable[str]) -> Generator[Bell]:
         """A bell for tasks of these queues."""
         bell = Bell()
         self._ready[bell] = frozenset(queues)
@@ -155,7 +155,7 @@ class Wakeups:
             del self._ready[bell]
 
     @contextmanager
-    def on_timers(self) -> Iterator[Bell]:
+    def on_timers(self) -> Generator[Bell]:
         """A bell for new timers."""
         bell = Bell()
         self._timers.add(bell)
@@ -165,7 +165,7 @@ class Wakeups:
             self._timers.discard(bell)
 
     @contextmanager
-    def on_end(self, run_id: str, heard: Callable[[RunEnd | None], None], *, recent: bool = False) -> Iterator[None]:
+    def on_end(self, run_id: str, heard: Callable[[RunEnd | None], None], *, recent: bool = False) -> Generator[None]:
         """Calls `heard` when the run ends, or when it may have: None says to look. With `recent`, at once if it just did."""
         if recent and run_id in self._recent:
             heard(self._recent[run_id])
@@ -179,7 +179,7 @@ class Wakeups:
                 del self._ends[run_id]
 
     @contextmanager
-    def on_stops(self, heard: Callable[[str], None]) -> Iterator[None]:
+    def on_stops(self, heard: Callable[[str], None]) -> Generator[None]:
         """Calls `heard` with the id of every run that is stopped."""
         self._stops.add(heard)
         try:

@@ -36,7 +36,7 @@ class Finding:
 async def examine(url: str, *, schema: str = "composer", namespace: str = "default") -> list[Finding]:
     """Looks at everything. Raises StoreUnavailable when the database cannot be reached."""
     with mapped("connecting"):
-        connection = await asyncpg.connect(url, timeout=10.0, statement_cache_size=0)
+        connection = await asyncpg.connect(url, timeout=10, statement_cache_size=0)
     try:
         with mapped("examining the database"):
             found = [
@@ -112,7 +112,7 @@ async def _clock(connection: Any) -> Finding:
 
 async def _pooler(url: str, connection: Any) -> Finding:
     """Two connections that are served by one process of the server are no connections of their own."""
-    other = await asyncpg.connect(url, timeout=10.0, statement_cache_size=0)
+    other = await asyncpg.connect(url, timeout=10, statement_cache_size=0)
     try:
         seen = [{await each.fetchval("select pg_backend_pid()") for _ in range(3)} for each in (connection, other)]
     finally:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final
 
 import asyncpg
 from asyncpg import exceptions as pg
 
-from composer.errors import ComposerError, SchemaError, StoreUnavailable
+from composer.errors import ComposerError, SchemaError, StoreError, StoreUnavailable
 
 AGAIN_AT_ONCE: Final = (pg.DeadlockDetectedError, pg.SerializationError)
 """The statement was rolled back whole by the server, and doing it again is right."""
@@ -43,7 +43,7 @@ _NO_ENTRY: Final = (
 
 
 @contextmanager
-def mapped(doing: str) -> Iterator[None]:
+def mapped(doing: str) -> Generator[None]:
     """Turns what the driver raises into Composer's errors; `doing` completes the sentence "while ..."."""
     try:
         yield
@@ -64,3 +64,5 @@ def mapped(doing: str) -> Iterator[None]:
         ) from error
     except _PASSING as error:
         raise StoreUnavailable(f"PostgreSQL is not available while {doing}: {type(error).__name__}: {error}") from error
+    except asyncpg.PostgresError as error:
+        raise StoreError(f"PostgreSQL refused a statement while {doing}: {type(error).__name__}: {error}") from error

@@ -55,7 +55,7 @@ async def migrate(connection: Any, schema: str = "composer") -> list[str]:
 async def migrate_at(url: str, schema: str = "composer") -> list[str]:
     """migrate(), on a connection of its own. Raises StoreUnavailable too."""
     with mapped("connecting"):
-        connection = await asyncpg.connect(url, timeout=10.0)
+        connection = await asyncpg.connect(url, timeout=10)
     try:
         return await migrate(connection, schema)
     finally:

@@ -44,6 +44,9 @@ async def make_partitions(connection: Any, schema: str) -> list[str]:
             name = f"history_{year:04}_{month:02}"
             if name in known:
                 continue
+            if not made:
+                # Nobody may write into the default partition between the look at it and the new month.
+                await connection.execute(f"lock table {schema}.history in access exclusive mode")
             await _make_month(
                 connection, schema, name, lower_bound(year, month), lower_bound(*month_after(year, month))
             )

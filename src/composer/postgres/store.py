@@ -103,7 +103,12 @@ class PostgresStore:
                 return
             with mapped("connecting"):
                 pool = await asyncpg.create_pool(
-                    self._url, min_size=0, max_size=self._connections, reset=_keep, **self.connection_options()
+                    self._url,
+                    min_size=0,
+                    max_size=self._connections,
+                    reset=_keep,
+                    init=_warm,
+                    **self.connection_options(),
                 )
             try:
                 with mapped("connecting"):
@@ -169,11 +174,12 @@ class PostgresStore:
     async def _fetch(self, doing: str, text: str, *args: Any) -> list[Any]:
         if self._pool is None:
             await self.open()
+        pool: Any = self._pool
         tries = 0
         while True:
             with mapped(doing):
                 try:
-                    async with self._pool.acquire() as connection:
+                    async with pool.acquire() as connection:
                         rows: list[Any] = await connection.fetch(text, *args)
                         return rows
                 except AGAIN_AT_ONCE:
@@ -350,8 +356,11 @@ class PostgresStore:
         )
         return {(str(row["run_id"]), row["node"]): row["value"] for row in rows}
 
-    async def leased_to(self, owner: str, run_ids: Sequence[str]) -> list[ClaimedTask]:
-        """Tasks of these runs that `owner` holds."""
+    async def leased_to(self, owner: str, run_ids: Sequence[str] | None) -> list[ClaimedTask]:
+        """Tasks of these runs, or of all, that `owner` holds."""
+        if run_ids is None:
+            held = f"select distinct run_id from {self._schema}.tasks where state = 'leased' and namespace = $1 and lease_owner = $2"
+            run_ids = [str(row["run_id"]) for row in await self._fetch("reading back", held, self.namespace, owner)]
         rows = await self._fetch("reading back", self._sql.leased_to, self.namespace, owner, list(run_ids))
         return [_claimed(row, owner) for row in rows]
 
@@ -511,6 +520,14 @@ class PostgresStore:
             await self._fetch(
                 "waking up", f"delete from {s}.sleepers where namespace = $1 and id = $2", self.namespace, sleeper
             )
+
+
+async def _warm(connection: Any) -> None:
+    """Has the driver look up the types of the statements' arrays now, and not in the first statement that counts."""
+    await connection.fetchrow(
+        "select $1::uuid[], $2::int[], $3::text[], $4::smallint[], $5::float8[], $6::bool[], $7::timestamptz[]",
+        *[[]] * 7,
+    )
 
 
 async def _keep(connection: Any) -> None:

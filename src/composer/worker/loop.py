@@ -203,7 +203,7 @@ class WorkerLoop:
                 for task in claimed:
                     self._in_a_row[task.run.run_id] = 0
                     await self._begin(task)
-                if not claimed:
+                if len(claimed) < limit:
                     await self._sleep(ready)
 
     def _askable(self, limit: int) -> tuple[Sequence[str], int]:
@@ -218,12 +218,24 @@ class WorkerLoop:
 
     async def _claim(self, steps: Sequence[str], limit: int) -> list[ClaimedTask]:
         settings = self._settings
-        return await persistently(
+        was_lost = False
+
+        def lost(_: StoreUnavailable) -> None:
+            nonlocal was_lost
+            was_lost = True
+
+        claimed = await persistently(
             lambda: self._store.claim_tasks(
                 queues=settings.queues, steps=steps, limit=limit, owner=self.id, lease=settings.lease
             ),
             None,
+            lost,
         )
+        if was_lost:
+            # A claim whose answer was lost may have leased tasks all the same: they would wait for their leases to end.
+            # Which of them are here already, `_begin` knows.
+            return await persistently(lambda: self._store.leased_to(self.id, None), None)
+        return claimed
 
     async def _sleep(self, ready: Bell) -> None:
         """Waits for work. Others pay for a notification only while somebody is known to sleep."""

@@ -1,0 +1,98 @@
+"""One run that cannot be stored, or one answer that is lost, does not touch the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import anyio
+import asyncpg
+import pytest
+
+from composer import RunQuarantined, step, workflow
+from composer.errors import StoreUnavailable
+from composer.ports.store import ClaimedTask
+from composer.postgres.store import PostgresStore
+from tests.working import until, working
+
+pytestmark = pytest.mark.anyio
+
+
+@step
+async def plus(n: int) -> int:
+    """One more."""
+    await anyio.sleep(0.05)
+    return n + 1
+
+
+@workflow
+def twice(n: int) -> int:
+    """Two steps."""
+    return plus(plus(n))
+
+
+async def test_a_run_the_database_refuses_is_taken_aside_alone(fresh_database: str, namespace: str) -> None:
+    """Of ten runs in one commit the bad one is quarantined, the others complete; released after the cure it goes on."""
+    async with working(fresh_database, namespace, [twice], lease=1.0) as site:
+        connection = await asyncpg.connect(fresh_database)
+        try:
+            handles = await site.client.start_many(twice, [(n,) for n in range(10)])
+            bad = handles[3]
+            await connection.execute(
+                "create function composer.refuse() returns trigger language plpgsql as $$ begin "
+                f"if new.run_id = '{bad.id}' and new.version > 1 then raise exception 'not this one'; end if; return new; end $$"
+            )
+            await connection.execute(
+                "create trigger refuse before insert on composer.history for each row execute function composer.refuse()"
+            )
+            for n, handle in enumerate(handles):
+                if handle is not bad:
+                    assert await handle.result(timeout=20) == n + 2
+            await until(lambda: quarantined(site, bad.id))
+            with pytest.raises(RunQuarantined, match="not this one"):
+                await bad.cancel()
+            await connection.execute("drop trigger refuse on composer.history")
+            assert await site.client.release(bad.id)
+            assert not await site.client.release(bad.id)
+            assert await bad.result(timeout=20) == 5
+            assert await site.verified() == []
+        finally:
+            await connection.close()
+
+
+async def quarantined(site, run_id: str) -> bool:
+    """Whether the run was taken aside."""
+    return (await site.client.get(run_id)).quarantine is not None
+
+
+class LosesAnswers(PostgresStore):
+    """A store whose first claim that brought something loses its answer on the way back."""
+
+    lost = 0
+
+    async def claim_tasks(
+        self, *, queues: Sequence[str], steps: Collection[str], limit: int, owner: str, lease: float
+    ) -> list[ClaimedTask]:
+        claimed = await super().claim_tasks(queues=queues, steps=steps, limit=limit, owner=owner, lease=lease)
+        if claimed and not self.lost:
+            self.lost = len(claimed)
+            raise StoreUnavailable("the answer was lost")
+        return claimed
+
+
+async def test_tasks_of_a_lost_claim_are_not_left_to_their_leases(database: str, namespace: str) -> None:
+    """What a claim had leased when its answer was lost starts at once, as the delivery it was, and costs no crash."""
+    store = LosesAnswers(database, namespace=namespace)
+    await store.open()
+    try:
+        async with working(database, namespace, [], store=store) as idle:
+            handles = await idle.client.start_many(twice, [(n,) for n in range(20)])
+        async with working(database, namespace, [twice], store=store, lease=60.0) as site:
+            for n, handle in enumerate(handles):
+                assert await site.client.handle(twice, handle.id).result(timeout=20) == n + 2
+            assert store.lost
+            nodes = [node for handle in handles for node in (await site.client.get(handle.id)).nodes]
+            assert {(node.attempt, node.crashes) for node in nodes} == {(1, 0)}
+            assert site.worker.loop.executed == 40
+            assert await site.verified() == []
+    finally:
+        await store.close()
