@@ -267,7 +267,7 @@ async def test_commit_with_unknown_outcome_is_applied_once_and_hands_over(cuttin
     driver = Driver(cutting)
     run_id = await driver.start(a_diamond())
     claimed = await driver.claim_one()
-    cutting.cut_once("commit_steps", how)
+    cutting.cut_once("commit_one", how)
     applier = Applier(cutting, owner="w")
     applied = await applier.apply({run_id: [done(claimed, '"x"')]}, grant=lambda run_id, node: True, patience=10)
     assert cutting.cuts[how] == 1
@@ -289,7 +289,7 @@ async def test_reads_that_a_commit_needs_are_tried_again(cutting: CuttingStore) 
     applied = await driver.apply(run_id, done(await driver.claim_one()), grant=lambda run_id, node: True)
     left, right = applied.handed
     await driver.apply(run_id, done(left, '"l"'))
-    names = ["load_heads", "commit_steps", "leased_to", "load_values"]
+    names = ["load_heads", "commit_one", "leased_to", "load_values"]
     texts = [getattr(cutting._sql, name) for name in names]
 
     def cut(text: str) -> str | None:
@@ -313,7 +313,7 @@ async def test_deadlock_is_done_again_and_counted(cutting: CuttingStore) -> None
     failures = [asyncpg.DeadlockDetectedError("deadlock detected"), asyncpg.SerializationError("could not serialize")]
 
     def cut(text: str) -> str | None:
-        if text == cutting._sql.commit_steps and failures:
+        if text == cutting._sql.commit_one and failures:
             raise failures.pop()
         return None
 
@@ -370,7 +370,7 @@ async def test_running_body_is_not_started_twice_when_a_commit_of_its_run_breaks
     async with Worker([fork], settings, store=cutting) as worker, AsyncClient(store=cutting) as client:
         handle = await client.start(fork, 7)
         await until(lambda: len(_started) == 2)
-        cutting.cut_once("commit_steps", "after")
+        cutting.cut_once("commit_one", "after")
         _gates["two"].set()
         await until(lambda: cutting.cuts["after"] == 1 and worker.loop.executed >= 3 and not worker.loop._committing)
         _gates["one"].set()

@@ -194,9 +194,18 @@ async def test_plans_made_on_empty_tables_read_what_the_batch_holds(store: Expla
                 events.append(failed(task))
             else:
                 events.append(done(task))
+        if i < 5:
+            events = [done(tasks[0])]
         commits.append(await driver.commit_of(await driver.head(run_id), *events))
     store.plans.clear()
-    answers = (await store.commit(commits, owner="w", lease=15.0)).answers
+    singles = commits[:5]
+    for single in singles:
+        assert (await store.commit([single], owner="w", lease=15.0)).answers[0].verdict == "won"
+    check(store.plans, 3 * BATCH)
+    store.plans.clear()
+
+    rest = [commit for commit in commits if commit not in singles]
+    answers = (await store.commit(rest, owner="w", lease=15.0)).answers
     assert {answer.verdict for answer in answers} == {"won"}
     check(store.plans, 3 * BATCH)
     store.plans.clear()

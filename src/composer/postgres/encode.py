@@ -92,6 +92,23 @@ def encode_steps(namespace: str, commits: Sequence[RunCommit], owner: str, lease
     ]  # fmt: skip
 
 
+def encode_one(namespace: str, commit: RunCommit, owner: str, lease: float) -> list[Any]:
+    """Parameters of commit_one.sql, for a commit with a single change."""
+    made, run_id = commit.transition, commit.run_id
+    run, result = made.run, made.result
+    (c,) = made.changes
+    nodes, leased = commit.plan.nodes, commit.leased
+    tasks = [
+        _new_task(run_id, nodes[s.node], commit.priority, _LEASED if s.node in leased else _READY) for s in made.starts
+    ]
+    return [
+        namespace, run_id, run.version - 1, run.status.value, run.letters.text, run.counters.encode(), made.history_text,
+        result is not None, result and result.output, result and result.error,
+        c.node, c.item, c.attempt, c.delivery, c.state.value, c.attempt_add, c.delivery_add, c.failures_add, c.output, c.error,
+        c.delay, c.details, *columns(tasks, 8)[1:], owner, lease,
+    ]  # fmt: skip
+
+
 def encode_rare(namespace: str, commits: Sequence[RunCommit]) -> list[Any]:
     """Parameters of commit_rare.sql."""
     heads: list[tuple[Any, ...]] = []

@@ -14,6 +14,7 @@ class Statements:
 
     start: str
     claim: str
+    commit_one: str
     commit_steps: str
     commit_rare: str
     renew: str

@@ -36,7 +36,7 @@ from composer.ports.store import (
     WorkerRecord,
 )
 from composer.ports.wakeups import RunEnd, Wakeups
-from composer.postgres.encode import encode_rare, encode_start, encode_steps
+from composer.postgres.encode import encode_one, encode_rare, encode_start, encode_steps
 from composer.postgres.errors import AGAIN_AT_ONCE, mapped
 from composer.postgres.ids import RunIds
 from composer.postgres.listen import Listener
@@ -280,8 +280,12 @@ class PostgresStore:
         found: dict[str, CommitAnswer] = {}
         at = 0.0
         if ordinary:
-            parameters = encode_steps(self.namespace, ordinary, owner, lease)
-            rows = await self._fetch("committing", self._sql.commit_steps, *parameters)
+            if len(ordinary) == 1 and len(ordinary[0].transition.changes) == 1:
+                parameters = encode_one(self.namespace, ordinary[0], owner, lease)
+                rows = await self._fetch("committing", self._sql.commit_one, *parameters)
+            else:
+                parameters = encode_steps(self.namespace, ordinary, owner, lease)
+                rows = await self._fetch("committing", self._sql.commit_steps, *parameters)
             at = self._answers(ordinary, rows, found, handed_over=True) or at
             # The ordinary commit takes reports in time only. One that comes after its lease was swept, and before anybody
             # claimed the task again, is heard by the other statement; only what that refuses is stale.
