@@ -21,7 +21,7 @@ from composer.core.events import Delivery, Event, Report, RetryRequested
 from composer.core.plan import Node, Plan
 from composer.core.states import ENDED_RUN
 from composer.core.transition import NeedValues, Transition
-from composer.errors import RunNotFound, StoreError, StoreUnavailable
+from composer.errors import PlanError, RunNotFound, StoreError, StoreUnavailable
 from composer.ports.store import ClaimedTask, CommitAnswer, RunCommit, RunHead, Store, Verdict
 
 log = logging.getLogger("composer.apply")
@@ -186,12 +186,16 @@ class Applier:
             head = heads.get(run_id)
             if head is None:
                 self._ignore(applied, run_id, waiting.pop(run_id), "there is no such run")
-            else:
-                head = replace(head, plan_id=self._adopted.get(run_id, head.plan_id))
-                self._known[run_id] = _Known(head, await self._load_plan(head.plan_id, patience), {})
-        for run_id in unknown:
-            if run_id in self._known:
-                applied.heads[run_id] = self._known[run_id].head
+                continue
+            head = applied.heads[run_id] = replace(head, plan_id=self._adopted.get(run_id, head.plan_id))
+            try:
+                plan = await self._load_plan(head.plan_id, patience)
+            except (PlanError, KeyError, ValueError) as error:
+                # One run whose plan cannot be read must not stop the others of its batch, nor the loop.
+                await self.quarantine(head, error)
+                self._ignore(applied, run_id, waiting.pop(run_id), QUARANTINED)
+                continue
+            self._known[run_id] = _Known(head, plan, {})
         return unknown
 
     async def _load_plan(self, plan_id: int, patience: float | None) -> Plan:

@@ -15,7 +15,7 @@ from composer import AsyncClient, Settings, Worker, step, workflow
 from composer.apply import Applier
 from composer.core.events import StepReleased
 from composer.ports.store import Beat, RunCommit
-from composer.postgres.encode import encode_one, encode_start, encode_steps
+from composer.postgres.encode import encode_one, encode_start, encode_start_one, encode_steps
 from composer.postgres.store import PostgresStore
 from tests.contract.driver import Driver, a_plan, done, opened
 from tests.postgres.observed import ObservedStore, until
@@ -80,22 +80,15 @@ async def a_worker(store: PostgresStore, *flows: Any, **options: Any) -> AsyncIt
     async with Worker(flows or [chain], settings, store=store) as worker:
         if isinstance(store, ObservedStore):
             # It says once that it sleeps, looks again, and sleeps; it and its keeper have said that they live.
-            await until(lambda: store.names()["insert into composer.sleepers"] and store.names()["claim"] >= 2)
-            await until(lambda: store.names()["insert into composer.workers"] >= 2)
+            await until(lambda: store.names()["with lapsed_sleepers as"] and store.names()["claim"] >= 2)
+            await until(lambda: store.names()["with lapsed_workers as"] >= 2)
             await store.listening.wait()
         yield worker
 
 
-def names_of(store: ObservedStore) -> Counter[str]:
-    """What was sent. One report of one run goes through a statement of its own: to the contract both are the one commit."""
-    names = Counter(store.names())
-    names["commit_steps"] += names.pop("commit_one", 0)
-    return names
-
-
 def work_of(store: ObservedStore) -> Counter[str]:
     """What was sent on behalf of runs, without signs of life and polls."""
-    names = names_of(store)
+    names = store.names()
     return Counter(
         {name: names[name] for name in ("start", "commit_steps", "commit_rare", "load_values") if names[name]}
     )
@@ -183,7 +176,7 @@ async def test_late_report_costs_one_statement_more(store: ObservedStore) -> Non
     commit = await driver.commit_of(head, done(claimed))
     store.sent.clear()
     assert (await store.commit([commit])).answers[0].verdict == "won"
-    assert store.names() == {"commit_one": 1, "commit_rare": 1}
+    assert store.names() == {"commit_steps": 1, "commit_rare": 1}
 
 
 async def test_renewal_of_all_leases_is_one_statement(store: ObservedStore) -> None:
@@ -205,7 +198,7 @@ async def test_chain_on_one_worker_costs_its_steps_and_the_start(store: Observed
         assert await (await client.start(chain, 5)).result(timeout=10) == LINKS + 4
         await until(lambda: worker.loop.is_idle)
         assert work_of(store) == {"start": 1, "commit_steps": LINKS}
-        others = names_of(store) - work_of(store)
+        others = store.names() - work_of(store)
         # One read of how it ended at most; a poll may fall into the time it takes.
         assert others.keys() <= {"claim", "run_ends"}
         assert others["run_ends"] <= 1
@@ -266,7 +259,7 @@ async def test_idle_worker_polls_once_a_second(store: ObservedStore) -> None:
         claims = [each.at for each in store.sent if each.name == "claim"]
         assert claims[4] - claims[0] >= 4 * 0.3 * 0.9
         others = store.names() - Counter(claim=99)
-        assert others.keys() <= {"select 1", "insert into composer.workers", "insert into composer.sleepers"}
+        assert others.keys() <= {"select 1", "with lapsed_workers as", "with lapsed_sleepers as"}
         assert sum(others.values()) <= 3
     assert Settings().poll_interval == 1.0
 
@@ -371,7 +364,10 @@ async def test_nobody_asleep_nobody_notified(store: ObservedStore, name: str) ->
         if asleep:
             await store.set_sleeping("me", asleep=True, ttl=60.0)
         run = await driver.new(a_plan({"a": [], "b": ["a"]}))
-        assert await notified("start", *encode_start(store.namespace, [run], "", 0.0)) == asleep
+        if name == "commit_one":
+            assert await notified("start_one", *encode_start_one(store.namespace, run, "", 0.0)) == asleep
+        else:
+            assert await notified("start", *encode_start(store.namespace, [run], "", 0.0)) == asleep
         claimed = await driver.claim_one()
         await driver.apply(run.run_id, StepReleased(claimed.task))
         commit = await driver.commit_of(await driver.head(run.run_id), done(await driver.claim_one()))

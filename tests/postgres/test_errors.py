@@ -63,7 +63,7 @@ async def test_read_only_database_is_unavailable_for_writes(fresh_database: str)
         driver = Driver(store)
         run = await driver.new()
         await store._fetch("testing", "set default_transaction_read_only = on")
-        with pytest.raises(StoreUnavailable, match="starting runs"):
+        with pytest.raises(StoreUnavailable, match="starting a run"):
             await store.start_runs([run])
         assert await store.load_heads([run.run_id]) == {}
         await store._fetch("testing", "set default_transaction_read_only = off")
@@ -241,7 +241,7 @@ async def test_start_with_unknown_outcome_makes_one_run(cutting: CuttingStore, h
     driver = Driver(cutting)
     for key in (None, how):
         run = await driver.new(key=key)
-        cutting.cut_once("start", how)
+        cutting.cut_once("start" if key else "start_one", how)
         with pytest.raises(StoreUnavailable):
             await cutting.start_runs([run])
         (answer,) = await cutting.start_runs([run])

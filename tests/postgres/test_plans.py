@@ -290,3 +290,11 @@ def test_session_settings_are_those_of_the_plans() -> None:
     for name in ("plan_cache_mode", "enable_seqscan", "enable_bitmapscan", "jit"):
         assert options["server_settings"][name] == SESSION[name]
     assert SESSION["plan_cache_mode"] == "force_generic_plan"
+
+
+async def test_recovery_reads_its_page(store: ExplainingStore) -> None:
+    """A pass over the dispatches reads a page of open runs and of outbox rows, however many there are, and so does the next."""
+    await store.expired_tasks(BATCH)
+    for _ in range(2):
+        assert await store.repair_outbox(BATCH, 0.0) == (0, 0)
+    check(store.plans, 4 * BATCH)

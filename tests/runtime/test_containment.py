@@ -8,8 +8,9 @@ import anyio
 import asyncpg
 import pytest
 
-from composer import RunQuarantined, step, workflow
+from composer import RunQuarantined, Settings, Worker, step, workflow
 from composer.errors import StoreUnavailable
+from composer.memory.store import MemoryStore
 from composer.ports.store import ClaimedTask
 from composer.postgres.store import PostgresStore
 from tests.working import until, working
@@ -96,3 +97,27 @@ async def test_tasks_of_a_lost_claim_are_not_left_to_their_leases(database: str,
             assert await site.verified() == []
     finally:
         await store.close()
+
+
+class LooksTwice(MemoryStore):
+    """A store that is away when a worker first asks whose processes are gone; keeps what it was told lives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Collection[tuple[int, float]]] = []
+
+    async def expire_leases_of_gone(self, host: str, boot_id: str, alive: Collection[tuple[int, float]]) -> list[str]:
+        self.told.append(alive)
+        if len(self.told) == 1:
+            raise StoreUnavailable("away")
+        return []
+
+
+async def test_a_process_that_started_meanwhile_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which processes live is looked up anew for every try, so one that starts while the database is away is among them."""
+    seen = iter([[(1, 1.0)], [(1, 1.0), (2, 2.0)]])
+    monkeypatch.setattr("composer.worker.loop.processes_alive", lambda: next(seen))
+    store = LooksTwice()
+    async with Worker([twice], Settings(coordinator=False), store=store):
+        await until(lambda: len(store.told) == 2)
+    assert store.told[1] == [(1, 1.0), (2, 2.0)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -25,7 +25,14 @@ from composer.core.events import CancelRequested, Delivery, RetryRequested
 from composer.core.plan import INPUT, Node, Plan
 from composer.core.states import ENDED_RUN, NodeState, RunStatus
 from composer.define.workflow import Startable, Workflow
-from composer.errors import IdempotencyConflict, ResultTimeout, RunNotFound, RunNotRetryable, RunQuarantined
+from composer.errors import (
+    IdempotencyConflict,
+    ResultTimeout,
+    RunNotFound,
+    RunNotRetryable,
+    RunQuarantined,
+    StoreUnavailable,
+)
 from composer.ports.store import ClaimedTask, HistoryRow, NewRun, RunHead, StartAnswer, Store
 from composer.ports.wakeups import RunEnd, Taker
 from composer.settings import Settings, read_settings
@@ -142,6 +149,13 @@ class AsyncClient:
     ) -> None:
         if self._group is not None:
             self._group.cancel_scope.cancel()
+        if self._asleep_until and self._store is not None:
+            # Nobody need be notified for its sake any more. Left there, its word would only lapse.
+            with anyio.move_on_after(1.0, shield=True), suppress(StoreUnavailable):
+                await self._store.set_sleeping(self._id, asleep=False, ttl=0.0)
+        # A call that comes late, or is still under way, must not open connections again that nobody closes.
+        self._store = self._given
+        self._asleep_until, self._listening = 0.0, False
         # The caller's own exception passes as it is, and not wrapped in a group by the listener's task group.
         await self._stack.aclose()
 
@@ -425,7 +439,13 @@ class _EndReader:
         async with self._reading:
             if not done.is_set():
                 batch, self._waiting = self._waiting, {}
-                self._found = await persistently(lambda: self._store().run_ends(sorted(batch)), PATIENCE)
+                try:
+                    self._found = await persistently(lambda: self._store().run_ends(sorted(batch)), PATIENCE)
+                except BaseException:
+                    # Cancelled or in vain: whoever else waits for this read reads for the rest.
+                    for each, waiting in batch.items():
+                        self._waiting.setdefault(each, []).extend(waiting)
+                    raise
                 for waiting in batch.values():
                     for event in waiting:
                         event.set()

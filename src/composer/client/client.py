@@ -6,7 +6,9 @@ The portal is a thread with an event loop, started by `with Client() as client:`
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack
 from datetime import datetime, timedelta
 from functools import partial
@@ -64,6 +66,10 @@ class Client:
         self._client = AsyncClient(database_url, settings=settings, **options)
         self._stack = ExitStack()
         self._portal: BlockingPortal | None = None
+        self._closing = threading.Lock()
+        """Held while a call is begun, so that none is begun unseen by a close."""
+        self._calls: set[Future[Any]] = set()
+        """Calls of other threads that are under way."""
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -75,20 +81,33 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        self._portal = None
+        with self._closing:
+            self._portal = None
+            calls = tuple(self._calls)
+        # Another thread may wait for a result that is far away: it is told, instead of waited for.
+        for call in calls:
+            call.cancel()
         return self._stack.__exit__(kind, error, trace)
 
     def call(self, method: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
         """What `method` returns, awaited in the client's own loop."""
-        if self._portal is None:
-            raise RuntimeError("the client is not open: use it inside `with Client() as client:`")
+        if _is_in_a_loop():
+            raise RuntimeError(
+                "Client was called from a running event loop, which it would block: use AsyncClient there, with the same methods, awaited"
+            )
+        with self._closing:
+            if self._portal is None:
+                raise RuntimeError("the client is not open: use it inside `with Client() as client:`")
+            future = self._portal.start_task_soon(partial(method, *args, **kwargs))
+            self._calls.add(future)
         try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return self._portal.call(partial(method, *args, **kwargs))
-        raise RuntimeError(
-            "Client was called from a running event loop, which it would block: use AsyncClient there, with the same methods, awaited"
-        )
+            return future.result()
+        except CancelledError:
+            raise RuntimeError("the client was closed while this call was under way") from None
+        finally:
+            # A call that was interrupted, as by Ctrl-C, is not left to go on in the portal.
+            future.cancel()
+            self._calls.discard(future)
 
     # Signatures below repeat AsyncClient's, because type checkers read them; what they do is written there once.
     def start(
@@ -155,3 +174,11 @@ class Client:
     def recover(self) -> Recovered:
         """One recovery pass, as every coordinator does it: returns what it did."""
         return self.call(self._client.recover)
+
+
+def _is_in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

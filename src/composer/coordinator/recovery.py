@@ -37,7 +37,7 @@ class Recovered:
 
 
 async def recover(store: Store, *, lost_after: float = LOST_DISPATCH_AFTER) -> Recovered:
-    """One pass over everything, whoever else does the same now."""
+    """One pass, whoever else does the same now: over every expired lease, and over the next page of dispatches."""
     expired = 0
     while found := await store.expired_tasks(_MOST):
         events: dict[str, list[Event]] = {}

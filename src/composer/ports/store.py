@@ -347,7 +347,8 @@ class Store(Protocol):
     async def repair_outbox(self, limit: int, older_than: float) -> tuple[int, int]:
         """Puts ready tasks without an outbox row back into it, and removes outbox rows whose task is not ready.
 
-        Looks at tasks untouched for `older_than` seconds. Returns (put back, removed).
+        Looks at tasks untouched for `older_than` seconds: at up to `limit` runs and outbox rows a call, at the next ones
+        with the next call, and round again. Returns (put back, removed).
         """
         ...
 

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 import anyio
 
 from composer.core.plan import Node
+from composer.core.states import RunStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,9 @@ class Wakeups:
 
     def run_ended(self, run_id: str, end: RunEnd | None) -> None:
         """The run has ended; `end` when this process knows how."""
-        self._recent[run_id] = end if end is not None and _is_small(end) else None
+        # A failed run can be retried by another process, of which nothing is heard: who asks for it later has to look.
+        lasts = end is not None and end.status != RunStatus.FAILED and _is_small(end)
+        self._recent[run_id] = end if lasts else None
         if len(self._recent) > _MOST_RECENT:
             del self._recent[next(iter(self._recent))]
         for heard in tuple(self._ends.get(run_id, ())):

@@ -32,22 +32,32 @@ def columns(rows: Sequence[Sequence[Any]], count: int) -> list[list[Any]]:
 
 def encode_start(namespace: str, runs: Sequence[NewRun], owner: str, lease: float) -> list[Any]:
     """Parameters of start.sql."""
-    heads: list[tuple[Any, ...]] = []
-    tasks: list[tuple[Any, ...]] = []
-    for run in runs:
-        change = run.transition
-        result = change.result
-        heads.append(
-            (
-                run.run_id, run.workflow, run.key, run.digest, run.plan_id, change.run.status.value, change.run.letters.text,
-                change.run.counters.encode(), run.input, result and result.output, result and result.error, change.history_text,
-                run.priority, _tags(run), run.starts_in, run.starts_at, None if run.is_scheduled else run.plan.timeout,
-            )
-        )  # fmt: skip
-        for start in change.starts:
-            state = _LEASED if start.node in run.leased else _READY
-            tasks.append(_new_task(run.run_id, run.plan.nodes[start.node], run.priority, state))
+    heads = [_run(run) for run in runs]
+    tasks = [task for run in runs for task in _root_tasks(run)]
     return [namespace, *columns(heads, 17), *columns(tasks, 8), owner, lease]
+
+
+def encode_start_one(namespace: str, run: NewRun, owner: str, lease: float) -> list[Any]:
+    """Parameters of start_one.sql: a run without a key, hence without a digest."""
+    run_id, workflow, _, _, *rest = _run(run)
+    return [namespace, run_id, workflow, *rest, *columns(_root_tasks(run), 8)[1:], owner, lease]
+
+
+def _run(run: NewRun) -> tuple[Any, ...]:
+    change, result = run.transition, run.transition.result
+    return (
+        run.run_id, run.workflow, run.key, run.digest, run.plan_id, change.run.status.value, change.run.letters.text,
+        change.run.counters.encode(), run.input, result and result.output, result and result.error, change.history_text,
+        run.priority, _tags(run), run.starts_in, run.starts_at, None if run.is_scheduled else run.plan.timeout,
+    )  # fmt: skip
+
+
+def _root_tasks(run: NewRun) -> list[tuple[Any, ...]]:
+    nodes = run.plan.nodes
+    return [
+        _new_task(run.run_id, nodes[s.node], run.priority, _LEASED if s.node in run.leased else _READY)
+        for s in run.transition.starts
+    ]
 
 
 def _tags(run: NewRun) -> str:

@@ -13,6 +13,7 @@ class Statements:
     """Text of every statement; each file's header says what it does, locks, needs and returns."""
 
     start: str
+    start_one: str
     claim: str
     commit_one: str
     commit_steps: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Sequence
-from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import anyio
@@ -36,7 +36,7 @@ from composer.ports.store import (
     WorkerRecord,
 )
 from composer.ports.wakeups import RunEnd, Wakeups
-from composer.postgres.encode import encode_one, encode_rare, encode_start, encode_steps
+from composer.postgres.encode import encode_one, encode_rare, encode_start, encode_start_one, encode_steps
 from composer.postgres.errors import AGAIN_AT_ONCE, mapped
 from composer.postgres.ids import RunIds
 from composer.postgres.listen import Listener
@@ -62,6 +62,7 @@ SESSION: Final = {
 }
 _MOST_AGAIN: Final = 5
 _FIRST_ID: Final = "00000000-0000-0000-0000-000000000000"
+_LONG_AGO: Final = datetime.fromtimestamp(0, UTC)
 _NOBODY: Final[frozenset[int]] = frozenset()
 
 
@@ -92,7 +93,8 @@ class PostgresStore:
         self._pool: Any = None
         self._plans: dict[int, Plan] = {}
         self._plan_ids: dict[tuple[str, str, str], int] = {}
-        self._stack = AsyncExitStack()
+        self._repaired_to: tuple[datetime, str, int] = (_LONG_AGO, _FIRST_ID, 0)
+        """Where the next page of repair_outbox begins: a run's creation and id, an outbox row's id."""
         self._opening = anyio.Lock()
 
     # -- connections -----------------------------------------------------------------------------------
@@ -248,7 +250,12 @@ class PostgresStore:
         """Stores new runs with their root tasks, in one statement."""
         if not runs:
             return []
-        rows = await self._fetch("starting runs", self._sql.start, *encode_start(self.namespace, runs, owner, lease))
+        if len(runs) == 1 and runs[0].key is None:
+            parameters = encode_start_one(self.namespace, runs[0], owner, lease)
+            rows = await self._fetch("starting a run", self._sql.start_one, *parameters)
+        else:
+            parameters = encode_start(self.namespace, runs, owner, lease)
+            rows = await self._fetch("starting runs", self._sql.start, *parameters)
         answers = [StartAnswer(str(row["run_id"]), row["created"], row["digest"], row["at"]) for row in rows]
         self._ids.heard(rows[0]["at"])
         if any(answer.created for answer in answers):
@@ -402,7 +409,15 @@ class PostgresStore:
 
     async def repair_outbox(self, limit: int, older_than: float) -> tuple[int, int]:
         """Puts lost dispatches back, removes dead ones."""
-        row = (await self._fetch("repairing the outbox", self._sql.repair_outbox, self.namespace, limit, older_than))[0]
+        rows = await self._fetch(
+            "repairing the outbox", self._sql.repair_outbox, self.namespace, limit, older_than, *self._repaired_to
+        )
+        row = rows[0]
+        self._repaired_to = (
+            row["after_created"] or _LONG_AGO,
+            str(row["after_run"] or _FIRST_ID),
+            row["after_row"] or 0,
+        )
         if row["queues"]:
             self.wakeups.tasks_ready(row["queues"])
         return row["put"], row["removed"]
@@ -471,9 +486,14 @@ class PostgresStore:
     # -- who is alive --------------------------------------------------------------------------------------
     async def register_worker(self, worker: WorkerRecord, *, ttl: float) -> None:
         """Says that this incarnation lives."""
+        s = self._schema
         await self._fetch(
             "registering a worker",
-            f"insert into {self._schema}.workers (namespace, id, host, boot_id, pid, started_at, queues, steps, expires_at) "
+            # One that lapsed a day ago holds no lease that its registration could shorten.
+            f"with lapsed_workers as materialized (select ctid as at from {s}.workers where namespace = $1 and id <> $2 "
+            "and expires_at < now() - interval '1 day' limit 1000 for update skip locked), "
+            f"g as (delete from {s}.workers x using lapsed_workers l where x.ctid = l.at) "
+            f"insert into {s}.workers (namespace, id, host, boot_id, pid, started_at, queues, steps, expires_at) "
             "values ($1, $2, $3, $4, $5, $6, $7, $8, clock_timestamp() + make_interval(secs => $9::float8)) on conflict (namespace, id) do update "
             "set seen_at = clock_timestamp(), expires_at = excluded.expires_at, queues = excluded.queues, steps = excluded.steps",
             self.namespace, worker.worker_id, worker.host, worker.boot_id, worker.pid, worker.started_at, list(worker.queues),
@@ -516,6 +536,10 @@ class PostgresStore:
         if asleep:
             await self._fetch(
                 "going to sleep",
+                # Every commit looks through the sleepers: those that were killed must not pile up.
+                f"with lapsed_sleepers as materialized (select ctid as at from {s}.sleepers where namespace = $1 and id <> $2 "
+                "and expires_at < now() - interval '1 minute' limit 1000 for update skip locked), "
+                f"g as (delete from {s}.sleepers x using lapsed_sleepers l where x.ctid = l.at) "
                 f"insert into {s}.sleepers (namespace, id, expires_at) values ($1, $2, clock_timestamp() + make_interval(secs => $3::float8)) "
                 "on conflict (namespace, id) do update set expires_at = excluded.expires_at",
                 self.namespace, sleeper, ttl,

@@ -169,13 +169,23 @@ class Keeper:
             Beat(lease.attempt.claimed.run.run_id, lease.attempt.task, lease.seconds, details)
             for lease, details in zip(due, kept, strict=True)
         ]
-        answers = await self._store.renew(beats, owner=self._owner)
+        try:
+            answers = await self._store.renew(beats, owner=self._owner)
+        except BaseException:
+            # The sign of life is still to be passed on.
+            for lease in due:
+                lease.attempt.beaten = True
+            raise
         done = time.monotonic()
         for lease, details, answer in zip(due, kept, answers, strict=True):
             lease.due = done + lease.seconds / 3
             if details is not None and answer is Renewal.OWNED:
-                lease.stored, lease.unstored_since = details, None
+                with self._lock:
+                    # One that came meanwhile is newer, and is to be stored as soon as this one was.
+                    lease.stored = details
+                    lease.unstored_since = None if lease.attempt.details is details else done
             if answer is Renewal.BUSY:
+                lease.attempt.beaten = True
                 lease.due = done + min(1.0, lease.seconds / 6)
             elif answer in (Renewal.CANCELLED, Renewal.LOST):
                 self._call(self._lost, lease.attempt, answer)

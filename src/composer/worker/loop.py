@@ -24,7 +24,7 @@ from typing import Any, Final
 import anyio
 
 from composer.apply import Applier, persistently
-from composer.core.events import Event, Report
+from composer.core.events import Event, Report, StepReleased
 from composer.core.plan import Node
 from composer.define.step import Step
 from composer.define.workflow import Workflow
@@ -164,10 +164,16 @@ class WorkerLoop:
 
     async def _expire_gone(self) -> None:
         """Work that an earlier process of this machine left behind need not wait for its lease to end."""
-        alive, boot = processes_alive(), boot_id()
-        if alive is None or not boot:
-            return
-        gone = await persistently(lambda: self._store.expire_leases_of_gone(socket.gethostname(), boot, alive), 10.0)
+        boot = boot_id()
+
+        async def expire() -> list[str]:
+            # Looked up for each try: a process that started since must not be missing from it.
+            alive = processes_alive()
+            if alive is None or not boot:
+                return []
+            return await self._store.expire_leases_of_gone(socket.gethostname(), boot, alive)
+
+        gone = await persistently(expire, 10.0)
         if gone:
             log.warning(
                 "workers of this machine are gone; their leases end now", extra={"workers": gone, "count": len(gone)}
@@ -415,6 +421,10 @@ class WorkerLoop:
     async def take(self, tasks: Sequence[ClaimedTask]) -> None:
         """Runs tasks that were granted, and are leased to this worker already."""
         self._unreserve(task.step for task in tasks)
+        if self.closing:
+            # They come too late: nobody would commit what their bodies report.
+            await self._give_back(_releases(tasks))
+            return
         for task in tasks:
             run_id = task.run.run_id
             self._in_a_row[run_id] = self._in_a_row.get(run_id, 0) + 1
@@ -478,9 +488,12 @@ class WorkerLoop:
             while self._committing:
                 await self._freed.wait(0.05)
         batch, self._reports = self._reports, []
+        await self._give_back(_by_run(batch))
+
+    async def _give_back(self, reports: Mapping[str, Sequence[Event]]) -> None:
         try:
-            if batch:
-                await self._applier.apply(_by_run(batch), patience=_LAST_COMMIT)
+            if reports:
+                await self._applier.apply(reports, patience=_LAST_COMMIT)
         except StoreUnavailable as error:
             log.warning("tasks could not be given back; their leases end by themselves", extra={"error": str(error)})
 
@@ -489,6 +502,13 @@ def _by_run(batch: Sequence[tuple[Attempt, Report]]) -> dict[str, list[Event]]:
     events: dict[str, list[Event]] = {}
     for attempt, event in batch:
         events.setdefault(attempt.claimed.run.run_id, []).append(event)
+    return events
+
+
+def _releases(tasks: Sequence[ClaimedTask]) -> dict[str, list[Event]]:
+    events: dict[str, list[Event]] = {}
+    for task in tasks:
+        events.setdefault(task.run.run_id, []).append(StepReleased(task.task))
     return events
 
 

@@ -49,7 +49,7 @@ create table composer.runs (
   constraint runs_scheduled check (status <> 'scheduled' or starts_at is not null),
   constraint runs_version check (version >= 1)
 ) with (fillfactor = 70);
-create index runs_open on composer.runs (created_at, namespace) where status in ('scheduled', 'running', 'compensating');
+create index runs_open on composer.runs (created_at, id, namespace) where status in ('scheduled', 'running', 'compensating');
 create index runs_deadline on composer.runs (deadline_at) where status = 'running' and deadline_at is not null;
 create index runs_starts on composer.runs (starts_at) where status = 'scheduled';
 create index runs_workflow on composer.runs (workflow, namespace, id);
