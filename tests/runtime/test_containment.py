@@ -8,12 +8,12 @@ import anyio
 import asyncpg
 import pytest
 
-from composer import RunQuarantined, Settings, Worker, step, workflow
+from composer import AsyncClient, RunQuarantined, Settings, Worker, step, workflow
 from composer.errors import StoreUnavailable
 from composer.memory.store import MemoryStore
 from composer.ports.store import ClaimedTask
 from composer.postgres.store import PostgresStore
-from tests.working import until, working
+from tests.working import opened, until, working
 
 pytestmark = pytest.mark.anyio
 
@@ -121,3 +121,29 @@ async def test_a_process_that_started_meanwhile_is_not_taken_for_gone(monkeypatc
     async with Worker([twice], Settings(coordinator=False), store=store):
         await until(lambda: len(store.told) == 2)
     assert store.told[1] == [(1, 1.0), (2, 2.0)]
+
+
+@workflow
+def in_many_queues(n: int) -> int:
+    """Sixty branches, each in a queue with a long name of its own."""
+    for i in range(60):
+        plus.options(queue=f"{i:03}-{'q' * 190}")(n)
+    return n
+
+
+async def test_an_announcement_too_long_for_postgresql_is_shortened(database: str, namespace: str) -> None:
+    """A start of tasks in sixty long-named queues is stored, and wakes whoever sleeps for any queue."""
+    async with (
+        opened(database, namespace) as store,
+        opened(database, namespace) as elsewhere,
+        anyio.create_task_group() as group,
+        AsyncClient(store=store) as client,
+    ):
+        group.start_soon(elsewhere.listen)
+        await elsewhere.listening.wait()
+        await elsewhere.set_sleeping("me", asleep=True, ttl=30.0)
+        with elsewhere.wakeups.on_tasks(["one of them"]) as bell:
+            await client.start(in_many_queues, 1)
+            await client.start_many(in_many_queues, [(n,) for n in range(3)])
+            assert await bell.wait(5.0)
+        group.cancel_scope.cancel()

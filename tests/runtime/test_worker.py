@@ -493,8 +493,11 @@ async def test_what_is_wrong_with_a_call_is_said_before_anything_is_stored(datab
             await client.start(plus, 1)  # type: ignore[arg-type]
         with pytest.raises(PlanError, match="time zone"):
             await client.start(sums, 1, start_at=datetime(2030, 1, 1))
-        with pytest.raises(PlanError, match="idempotency_key"):
-            await client.start(sums, 1, idempotency_key="")
+        for key in ("", "nul \0", "half \ud800", "x" * 501):
+            with pytest.raises(PlanError, match="idempotency_key"):
+                await client.start(sums, 1, idempotency_key=key)
+        with pytest.raises(PlanError, match="tags"):
+            await client.start(sums, 1, tags={"half": "\ud800"})
         with pytest.raises(PayloadError, match="bytes"):
             await client.start(waiting, "x" * 2_100_000)
         for run_id in ("nonsense", "01900000-0000-7000-8000-000000000000"):

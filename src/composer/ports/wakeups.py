@@ -103,10 +103,10 @@ class Wakeups:
 
     # -- ringing -----------------------------------------------------------------------------------------
     def tasks_ready(self, queues: Iterable[str]) -> None:
-        """Tasks of these queues can be claimed."""
+        """Tasks of these queues can be claimed; "*" stands for more than an announcement can name."""
         wanted = frozenset(queues)
         for bell, serves in self._ready.items():
-            if not serves.isdisjoint(wanted):
+            if "*" in wanted or not serves.isdisjoint(wanted):
                 bell.ring()
 
     def timer_set(self) -> None:

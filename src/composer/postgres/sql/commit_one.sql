@@ -65,7 +65,7 @@ h as (
 ),
 -- One notification, and only when somebody sleeps, or for a timer due before the coordinators look anyway (30 s).
 w as materialized (
-  select pg_notify('composer', json_build_object('namespace', $1::text, 'ready', (select array_agg(distinct queue) from o),
+  select pg_notify('composer', json_build_object('namespace', $1::text, 'ready', (select case when count(distinct queue) <= 15 then array_agg(distinct queue) else '{*}' end from o),
                    'ended', case when $4::text in ('completed', 'failed', 'cancelled') then array[$2::uuid] end, 'timer', $21::float8 < 30)::text)
     from held
    where $21::float8 < 30

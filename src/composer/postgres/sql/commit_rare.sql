@@ -140,9 +140,9 @@ e as materialized (
 ),
 -- Workers with bodies of a stopped run are awake, so a stop is announced whether anybody sleeps or not.
 w as materialized (
-  select pg_notify('composer', json_build_object('namespace', $1::text, 'ready', (select array_agg(distinct queue) from o),
-                   'ended', (select case when count(*) <= 100 then array_agg(id) else '{}' end from e),
-                   'stopped', (select case when count(*) <= 60 then array_agg(id) else '{}' end from ew),
+  select pg_notify('composer', json_build_object('namespace', $1::text, 'ready', (select case when count(distinct queue) <= 15 then array_agg(distinct queue) else '{*}' end from o),
+                   'ended', (select case when count(*) <= 60 then array_agg(id) else '{}' end from e),
+                   'stopped', (select case when count(*) <= 40 then array_agg(id) else '{}' end from ew),
                    'timer', exists (select from cw where delay < 30) or exists (select from vw where deadline_in < 30))::text)
    where exists (select from ew) or exists (select from cw where delay < 30) or exists (select from vw where deadline_in < 30)
       or exists (select from composer.sleepers s where s.namespace = $1 and s.expires_at > now())

@@ -102,10 +102,10 @@ e as materialized (
   select id from vw where status in ('completed', 'failed', 'cancelled')
 ),
 -- One notification, and only when somebody sleeps, or for a timer due before the coordinators look anyway (30 s).
--- A payload is at most 8,000 bytes, hence no ids beyond 100.
+-- A payload is at most 8,000 bytes, hence no more than 60 ids and 15 queues.
 w as materialized (
-  select pg_notify('composer', json_build_object('namespace', $1::text, 'ready', (select array_agg(distinct queue) from o),
-                   'ended', (select case when count(*) <= 100 then array_agg(id) else '{}' end from e),
+  select pg_notify('composer', json_build_object('namespace', $1::text, 'ready', (select case when count(distinct queue) <= 15 then array_agg(distinct queue) else '{*}' end from o),
+                   'ended', (select case when count(*) <= 60 then array_agg(id) else '{}' end from e),
                    'timer', exists (select from cw where delay < 30))::text)
    where exists (select from cw where delay < 30)
       or ((exists (select from o) or exists (select from e))

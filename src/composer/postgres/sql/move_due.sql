@@ -15,7 +15,7 @@ o as (
   returning queue
 ),
 w as materialized (
-  select pg_notify('composer', json_build_object('namespace', $1::text, 'ready', (select array_agg(distinct queue) from o))::text)
+  select pg_notify('composer', json_build_object('namespace', $1::text, 'ready', (select case when count(distinct queue) <= 15 then array_agg(distinct queue) else '{*}' end from o))::text)
    where exists (select from o) and exists (select from composer.sleepers s where s.namespace = $1 and s.expires_at > now())
 )
 select (select count(*) from u) as moved, (select array_agg(distinct queue) from o) as queues, (select count(*) from w) as notified

@@ -61,7 +61,7 @@ h as (
 ),
 -- One notification, and only when somebody sleeps, or for a timer due before the coordinators look anyway (30 s).
 w as materialized (
-  select pg_notify('composer', json_build_object('namespace', $1::text, 'ready', (select array_agg(distinct queue) from o),
+  select pg_notify('composer', json_build_object('namespace', $1::text, 'ready', (select case when count(distinct queue) <= 15 then array_agg(distinct queue) else '{*}' end from o),
                    'timer', exists (select from v where least(starts_in, deadline_in) < 30 or starts_at < now() + interval '30 s'))::text)
    where exists (select from v where least(starts_in, deadline_in) < 30 or starts_at < now() + interval '30 s')
       or exists (select from o) and exists (select from composer.sleepers s where s.namespace = $1 and s.expires_at > now())

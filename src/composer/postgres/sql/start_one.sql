@@ -34,7 +34,7 @@ h as (
   insert into composer.history (namespace, run_id, version, changes) select $1, id, 1, $11::text from r
 ),
 w as materialized (
-  select pg_notify('composer', json_build_object('namespace', $1::text, 'ready', (select array_agg(distinct queue) from o),
+  select pg_notify('composer', json_build_object('namespace', $1::text, 'ready', (select case when count(distinct queue) <= 15 then array_agg(distinct queue) else '{*}' end from o),
                    'timer', least($14::float8, $16::float8) < 30 or $15::timestamptz < now() + interval '30 s')::text)
    where least($14::float8, $16::float8) < 30 or $15::timestamptz < now() + interval '30 s'
       or exists (select from o) and exists (select from composer.sleepers s where s.namespace = $1 and s.expires_at > now())
