@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 
 from composer import Settings, Worker
-from composer.app import open_store
+from composer.app import calm_collector, open_store
 from composer.postgres.embedded import EmbeddedPostgres
 from samples.noop import chain, diamond, single
 
@@ -42,7 +42,7 @@ def _work(settings: Settings) -> None:
         async with Worker(FLOWS, settings):
             await anyio.sleep_forever()
 
-    anyio.run(main, backend_options={"use_uvloop": True})
+    run(main)
 
 
 @asynccontextmanager
@@ -96,5 +96,6 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Runs a workload in uvloop."""
+    """Runs a workload as `python -m composer.worker` runs its own: in uvloop, with a calm collector."""
+    calm_collector()
     anyio.run(main, backend_options={"use_uvloop": True})

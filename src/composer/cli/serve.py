@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import anyio
 import typer
 
-from composer.app import Worker, open_store, other_composer
+from composer.app import Worker, calm_collector, open_store, other_composer
 from composer.coordinator.services import run_coordinator
 from composer.define.workflow import Workflow
 from composer.errors import sole_error
@@ -126,6 +126,7 @@ def run_until_told(work: Callable[[Until], Awaitable[None]]) -> None:
             await work(told.wait)
             group.cancel_scope.cancel()
 
+    calm_collector()
     try:
         anyio.run(main, backend_options={"use_uvloop": _has_uvloop()})
     except BaseExceptionGroup as errors:
