@@ -113,3 +113,16 @@ async def test_a_cancel_cannot_be_swallowed(database: str, namespace: str, flow)
         assert not begun(f"after {name}").is_set()
         assert ended.get(name) != -1, "`except Exception` saw the cancellation"
         assert await site.verified() == []
+
+
+async def test_what_a_body_returns_after_a_cancel_changes_nothing(database: str, namespace: str) -> None:
+    """The body that went on for a while leaves no transition behind the cancel."""
+    name = f"late {namespace}"
+    async with working(database, namespace, FLOWS) as site:
+        handle = await site.client.start(stubborn, name)
+        await until(begun(name).is_set)
+        await handle.cancel()
+        await until(lambda: site.worker.loop.is_idle)
+        assert name in ended
+        rows = await site.client.history(handle.id)
+        assert [entry["event"] for row in rows for entry in row.changes["events"]] == ["started", "cancel-requested"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -77,17 +74,6 @@ def checks(name: str) -> str:
             step_context().heartbeat()
     finally:
         ended[name] = time.monotonic()
-    return name
-
-
-@step
-async def swallows_everything(name: str) -> str:
-    """Catches its cancellation and goes on for a while."""
-    begun(name).set()
-    for _ in range(3):
-        with contextlib.suppress(BaseException):
-            await asyncio.sleep(0.2)
-    ended[name] = time.monotonic()
     return name
 
 
@@ -177,12 +163,6 @@ def checking(name: str) -> str:
 
 
 @workflow
-def stubborn(name: str) -> str:
-    """except BaseException."""
-    return after(swallows_everything(name))
-
-
-@workflow
 def slow(name: str) -> str:
     """A timeout."""
     return too_slow(name)
@@ -220,7 +200,7 @@ def hurried(name: str) -> str:
 
 
 FLOWS = [
-    sums, nothing, waiting, checking, stubborn, slow, slow_thread, mended, failing, polls, hurried,
+    sums, nothing, waiting, checking, slow, slow_thread, mended, failing, polls, hurried,
 ]  # fmt: skip
 
 
@@ -254,7 +234,7 @@ async def test_a_cancel_reaches_a_running_body_at_once(database: str, namespace:
         result = await handle.cancel("not needed")
         assert (result.accepted, result.status) == (True, "cancelled")
         await until(lambda: name in ended)
-        assert ended[name] - at < 0.5
+        assert ended[name] - at < 0.2
         with pytest.raises(RunCancelled, match="not needed"):
             await handle.result(timeout=5)
         assert (await site.client.cancel(handle.id)).accepted, "a second cancel is the same"
@@ -482,21 +462,6 @@ def slow_times(n: int) -> int:
 def times_flow(n: int) -> int:
     """One thread."""
     return slow_times(n)
-
-
-async def test_a_report_that_comes_too_late_is_refused_and_logged(
-    database: str, namespace: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """After a cancel what a body returns changes nothing."""
-    name = f"late {namespace}"
-    caplog.set_level(logging.WARNING, "composer")
-    async with working(database, namespace, FLOWS) as site:
-        handle = await site.client.start(stubborn, name)
-        await until(begun(name).is_set)
-        await handle.cancel()
-        await until(lambda: site.worker.loop.is_idle)
-        rows = await site.client.history(handle.id)
-        assert [entry["event"] for row in rows for entry in row.changes["events"]] == ["started", "cancel-requested"]
 
 
 async def test_the_callers_own_error_leaves_the_blocks_unwrapped(database: str, namespace: str) -> None:

@@ -36,8 +36,12 @@ async def naps(n: int, seconds: float) -> int:
     """Awaits in short slices."""
     write("start")
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        await anyio.sleep(0.05)
+    try:
+        while time.monotonic() < until:
+            await anyio.sleep(0.05)
+    except BaseException:
+        write("stopped")
+        raise
     write("end")
     return n + 1
 
@@ -65,9 +69,13 @@ def checkpoints(n: int) -> int:
     context = step_context()
     begun_at = context.heartbeat_details(int, default=0)
     write("start", begun_at=begun_at)
-    for i in range(begun_at, n):
-        context.heartbeat(i + 1)
-        time.sleep(0.05)
+    try:
+        for i in range(begun_at, n):
+            context.heartbeat(i + 1)
+            time.sleep(0.05)
+    except BaseException:
+        write("stopped")
+        raise
     return n
 
 

@@ -90,3 +90,17 @@ async def test_a_second_signal_ends_a_worker_at_once(site: Yard, client: AsyncCl
     first.send(signal.SIGTERM)
     assert first.popen.wait(5) != 0
     assert time.monotonic() - at < 2
+
+
+async def test_a_cancel_reaches_bodies_of_another_process(site: Yard, client: AsyncClient) -> None:
+    """A coroutine, and a thread that beats every 50 ms, end within 200 ms of the cancel's answer, far within their lease."""
+    site.worker(lease=30)
+    for flow, arguments, node in ((flows.napping, (1, 30.0), "naps"), (flows.counting, (600,), "checkpoints")):
+        handle = await client.start(flow, *arguments)
+        await until(lambda node=node: site.starts()[node] == 1, 20)
+        assert (await handle.cancel()).accepted
+        at = time.time()
+        await until(lambda node=node: site.entries(phase="stopped", node=node), 10)
+        (stopped,) = site.entries(phase="stopped", node=node)
+        assert stopped["at"] - at < 0.2
+    assert await clean(client)
