@@ -18,6 +18,7 @@ import anyio
 
 from composer.core.decide import decide
 from composer.core.events import Delivery, Event, Report, RetryRequested
+from composer.core.limits import MAX_PAYLOAD
 from composer.core.plan import Node, Plan
 from composer.core.states import ENDED_RUN
 from composer.core.transition import NeedValues, Transition
@@ -84,8 +85,8 @@ class _Round:
 class Applier:
     """Applies events to runs through one store, on behalf of one owner."""
 
-    def __init__(self, store: Store, *, owner: str = "", lease: float = 15.0) -> None:
-        self._store, self._owner, self._lease = store, owner, lease
+    def __init__(self, store: Store, *, owner: str = "", lease: float = 15.0, max_payload: int = MAX_PAYLOAD) -> None:
+        self._store, self._owner, self._lease, self._max_payload = store, owner, lease, max_payload
         self._known: dict[str, _Known] = {}
         self._adopted: dict[str, int] = {}
         """Plans that runs are about to go on with."""
@@ -206,7 +207,7 @@ class Applier:
         applied.heads[run_id] = known.head
         while True:
             try:
-                decision = decide(known.plan, known.head.snapshot, events, known.values)
+                decision = decide(known.plan, known.head.snapshot, events, known.values, max_payload=self._max_payload)
             except Exception as error:
                 # One run that cannot be decided must not stop the others of its batch, nor the loop.
                 await self.quarantine(known.head, error)

@@ -22,6 +22,7 @@ from composer.client.views import RunView, failure_of, view
 from composer.coordinator.recovery import Recovered, recover
 from composer.core.decide import reset_nodes, stale_nodes
 from composer.core.events import CancelRequested, Delivery, RetryRequested
+from composer.core.limits import within_limit
 from composer.core.plan import INPUT, Node, Plan
 from composer.core.states import ENDED_RUN, NodeState, RunStatus
 from composer.define.workflow import Startable, Workflow
@@ -221,13 +222,24 @@ class AsyncClient:
         tags: Mapping[str, str] | None,
     ) -> list[AsyncRunHandle[Any]]:
         flow = checked_workflow(workflow)
-        texts = [encoded_input(flow, args) for args, _ in inputs]
+        texts = [encoded_input(flow, args, self.settings.max_payload) for args, _ in inputs]
         store, plan = self.store, flow.plan
         starts = when_to_start(delay, start_at)
         plan_id = await persistently(lambda: store.register_plan(plan), PATIENCE)
         ids = await store.mint_run_ids(len(inputs))
         runs: list[NewRun] = [
-            new_run(run_id, flow.name, plan, plan_id, text, key=key, priority=priority, tags=tags or {}, starts=starts)
+            new_run(
+                run_id,
+                flow.name,
+                plan,
+                plan_id,
+                text,
+                key=key,
+                priority=priority,
+                tags=tags or {},
+                starts=starts,
+                max_payload=self.settings.max_payload,
+            )
             for run_id, text, (_, key) in zip(ids, texts, inputs, strict=True)
         ]
         taker = store.wakeups.taker
@@ -353,9 +365,10 @@ class AsyncClient:
     async def cancel(self, run_id: str, *, reason: str = "") -> CancelResult:
         """Stops a run: nothing more starts, running steps are told at once. Safe to repeat.
 
-        A run that has ended otherwise stays as it is, and `accepted` is False. Raises RunNotFound.
+        A run that has ended otherwise stays as it is, and `accepted` is False. Raises RunNotFound, PayloadTooLarge.
         """
-        applied = await Applier(self.store).apply_one(_checked_id(run_id), CancelRequested(reason), patience=PATIENCE)
+        within_limit(reason, "the reason of cancel()", self.settings.max_payload)
+        applied = await self._applier().apply_one(_checked_id(run_id), CancelRequested(reason), patience=PATIENCE)
         await self._refuse_quarantined(run_id, applied)
         status = applied.heads[run_id].snapshot.status
         return CancelResult(status is RunStatus.CANCELLED, status.value)
@@ -397,7 +410,7 @@ class AsyncClient:
             return result
         self._fresh.pop(run_id, None)
         event = RetryRequested(rerun_stale, adopted)
-        applied = await Applier(store).apply_one(run_id, event, patience=PATIENCE)
+        applied = await self._applier().apply_one(run_id, event, patience=PATIENCE)
         await self._refuse_quarantined(run_id, applied)
         if applied.ignored:
             status = applied.heads[run_id].snapshot.status.value
@@ -420,7 +433,10 @@ class AsyncClient:
 
     async def recover(self) -> Recovered:
         """One recovery pass, as every coordinator does it: returns what it did."""
-        return await recover(self.store)
+        return await recover(self.store, max_payload=self.settings.max_payload)
+
+    def _applier(self) -> Applier:
+        return Applier(self.store, max_payload=self.settings.max_payload)
 
 
 class _EndReader:

@@ -6,20 +6,18 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any
 
 from composer.core.decide import decide
 from composer.core.durations import seconds
 from composer.core.events import Scheduled, Started
+from composer.core.limits import MAX_PAYLOAD, within_limit
 from composer.core.plan import INPUT, Plan
 from composer.core.snapshot import Snapshot
 from composer.core.transition import NeedValues, Transition
 from composer.define.workflow import Workflow
-from composer.errors import PayloadError, PlanTypeError
+from composer.errors import PlanTypeError
 from composer.ports.store import NewRun
-
-MOST_BYTES: Final = 2_000_000
-"""A payload above this is refused: it is rewritten, sent and decoded many times. Store it elsewhere, pass where it is."""
 
 
 def checked_workflow(workflow: object) -> Workflow[..., Any]:
@@ -32,16 +30,9 @@ def checked_workflow(workflow: object) -> Workflow[..., Any]:
     return workflow
 
 
-def encoded_input(workflow: Workflow[..., Any], args: Sequence[Any]) -> str:
-    """The input as JSON text. Raises PayloadError, also when it is over the limit."""
-    text = workflow.encode_input(tuple(args), {})
-    size = len(text.encode())
-    if size > MOST_BYTES:
-        raise PayloadError(
-            f"the input of workflow {workflow.name} has {size:,} bytes, and the limit is {MOST_BYTES:,}: "
-            "store it where your steps can read it, and pass its place"
-        )
-    return text
+def encoded_input(workflow: Workflow[..., Any], args: Sequence[Any], max_payload: int = MAX_PAYLOAD) -> str:
+    """The input as JSON text. Raises PayloadError, and PayloadTooLarge when it is over the limit."""
+    return within_limit(workflow.encode_input(tuple(args), {}), f"the input of workflow {workflow.name}", max_payload)
 
 
 def input_digest(workflow: str, text: str) -> str:
@@ -63,10 +54,10 @@ def when_to_start(
     return (seconds(delay, what="start(delay=...)") or None) if delay is not None else None, start_at
 
 
-def first_transition(plan: Plan, text: str, *, scheduled: bool) -> Transition:
+def first_transition(plan: Plan, text: str, *, scheduled: bool, max_payload: int = MAX_PAYLOAD) -> Transition:
     """Version 1 of a run."""
     event = Scheduled() if scheduled else Started()
-    made = decide(plan, Snapshot.unborn(len(plan.nodes)), [event], {INPUT: text})
+    made = decide(plan, Snapshot.unborn(len(plan.nodes)), [event], {INPUT: text}, max_payload=max_payload)
     assert not isinstance(made, NeedValues), "a run that has just begun reads nothing but its input"
     return made
 
@@ -87,6 +78,7 @@ def new_run(
     priority: int,
     tags: Mapping[Any, Any],
     starts: tuple[float | None, datetime | None],
+    max_payload: int = MAX_PAYLOAD,
 ) -> NewRun:
     """A run ready to be stored. Raises PlanTypeError for a bad option."""
     given: Any = key  # callers without a type checker pass anything
@@ -104,7 +96,7 @@ def new_run(
         workflow,
         plan_id,
         plan,
-        first_transition(plan, text, scheduled=starts != (None, None)),
+        first_transition(plan, text, scheduled=starts != (None, None), max_payload=max_payload),
         text,
         key=key,
         digest=input_digest(workflow, text) if key is not None else "",

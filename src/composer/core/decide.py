@@ -25,11 +25,13 @@ from composer.core.events import (
 )
 from composer.core.expressions import Unreadable, render
 from composer.core.kinds import step
+from composer.core.limits import MAX_PAYLOAD, within_limit
 from composer.core.plan import Plan
 from composer.core.readiness import Standing, is_handled, standing
 from composer.core.snapshot import Counters, Snapshot
 from composer.core.states import ENDED_RUN, SETTLED, NodeState, RunStatus
 from composer.core.transition import NeedValues, RunResult, Transition
+from composer.errors import PayloadTooLarge
 
 _KINDS: Final = {"step": step}
 _NOTHING: Final[Mapping[int, str]] = MappingProxyType({})
@@ -37,12 +39,18 @@ _RESET: Final = frozenset({NodeState.FAILED, NodeState.SKIPPED, NodeState.CANCEL
 
 
 def decide(
-    plan: Plan, run: Snapshot, events: Sequence[Event], values: Mapping[int, str] = _NOTHING
+    plan: Plan,
+    run: Snapshot,
+    events: Sequence[Event],
+    values: Mapping[int, str] = _NOTHING,
+    *,
+    max_payload: int = MAX_PAYLOAD,
 ) -> Transition | NeedValues:
     """What the events, in their order, make of the run: one transition for all of them.
 
     `values` are outputs by node (INPUT for the run's input), as JSON text; NeedValues names those that are missing.
-    An empty transition means that every event was ignored; `ignored` says why.
+    An empty transition means that every event was ignored; `ignored` says why. The run's own output, which is put
+    together here, may have `max_payload` bytes; a larger one fails the run.
     """
     draft = Draft(plan, run, values)
     for event in _one_report_a_task(draft, events) if len(events) > 1 else events:
@@ -50,7 +58,7 @@ def decide(
         if draft.newly_settled:
             _advance(draft)
     if draft.entries and draft.status is RunStatus.RUNNING:
-        missing = _finish(draft)
+        missing = _finish(draft, max_payload)
         if missing:
             return NeedValues(missing)
     return draft.transition()
@@ -162,7 +170,7 @@ def _advance(draft: Draft) -> None:
                 draft.settle(user, NodeState.SKIPPED)
 
 
-def _finish(draft: Draft) -> tuple[int, ...]:
+def _finish(draft: Draft, max_payload: int) -> tuple[int, ...]:
     """Ends the run when every node has settled. Returns the nodes whose outputs that still needs."""
     letters = draft.letters
     for letter in letters:
@@ -183,12 +191,17 @@ def _finish(draft: Draft) -> tuple[int, ...]:
         return missing
     draft.status = RunStatus.COMPLETED
     try:
-        draft.result = RunResult(output=render(plan, plan.output, draft.values.__getitem__))
+        output = render(plan, plan.output, draft.values.__getitem__)
+        draft.result = RunResult(output=within_limit(output, "the run's output", max_payload))
     except Unreadable as error:
         draft.status = RunStatus.FAILED
         draft.result = RunResult(
             error=json.dumps({"code": "output-unreadable", "message": f"the run's output: {error}"})
         )
+    except PayloadTooLarge as error:
+        draft.status = RunStatus.FAILED
+        facts = {"code": error.code, "message": str(error), "size": error.size, "limit": error.limit}
+        draft.result = RunResult(error=json.dumps(facts))
     return ()
 
 

@@ -22,6 +22,7 @@ from composer.client.views import NodeView, RunView, failure_of, view
 from composer.coordinator.recovery import recover
 from composer.coordinator.timers import fire_due
 from composer.core.events import Report
+from composer.core.limits import MAX_PAYLOAD
 from composer.core.states import RunStatus
 from composer.define.step import Step
 from composer.define.workflow import Startable, Workflow
@@ -132,6 +133,7 @@ class _Driver:
     """Worker and coordinator of one run."""
 
     resources: Any = None
+    max_payload = MAX_PAYLOAD
     closing = False
 
     def __init__(

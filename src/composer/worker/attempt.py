@@ -11,7 +11,6 @@ import contextlib
 import logging
 import random
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -29,24 +28,26 @@ from composer.core.events import (
     StepSnoozed,
 )
 from composer.core.expressions import Unreadable, render
+from composer.core.limits import within_limit
 from composer.core.plan import Node, Plan
 from composer.define.context import StepContext, enter, leave
 from composer.define.step import Step
-from composer.errors import NonRetryable, PayloadError, RetryAfter, Snooze, StepCancelled
+from composer.errors import NonRetryable, PayloadError, PayloadTooLarge, RetryAfter, Snooze, StepCancelled, sole_error
 from composer.ports.store import ClaimedTask
+from composer.worker.failures import failure_of, storable
 
 log = logging.getLogger("composer.worker")
 
 _PATIENCE: Final = 1.0
 """Seconds a coroutine may take to end once it was cancelled for its timeout, before the timeout is reported without it."""
-_MOST_TEXT: Final = 16_000
-"""Characters of an error's message and of its traceback that are kept."""
 
 
 class Host(Protocol):
     """What an attempt needs of the worker that runs it."""
 
     resources: Any
+    max_payload: int
+    """Bytes that a result or a checkpoint may have."""
     closing: bool
     """Whether the worker is being torn down."""
 
@@ -193,14 +194,15 @@ class Attempt:
             why = f"the stored arguments of step {self.node.step} are no JSON: {error}"
         except KeyError as error:
             why = f"the output of node {self.plan.nodes[error.args[0]].name if error.args[0] >= 0 else 'input'} is missing"
-        return self._failed(Failure(FailureKind.PAYLOAD, "PayloadMismatch", why), retryable=False)
+        failure = Failure(FailureKind.PAYLOAD_MISMATCH, "PayloadMismatch", storable(why))
+        return self._failed(failure, retryable=False)
 
     async def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
         claimed, node, step = self.claimed, self.node, self.step
         context = StepContext(
             run_id=claimed.run.run_id, workflow=self.plan.workflow, node=node.name, item=claimed.task.item,
             attempt=claimed.task.attempt, fence=claimed.task.delivery, details=claimed.details, resources=self.host.resources,
-            link=self,
+            link=self, max_payload=self.host.max_payload,
         )  # fmt: skip
         timeout = node.options.timeout
         timer: asyncio.TimerHandle | None = None
@@ -228,10 +230,13 @@ class Attempt:
 
     def _completed(self, value: Any) -> Report:
         try:
-            return StepCompleted(self.task, self.step.encode_result(value))
+            text = self.step.encode_result(value)
+            within_limit(text, f"the result of step {self.step.name}", self.host.max_payload)
         except PayloadError as error:
-            failure = Failure(FailureKind.PAYLOAD, "PayloadError", _storable(str(error))[:_MOST_TEXT])
+            # Without the traceback: nothing in it is the user's.
+            failure = Failure(_kind_of(error), type(error).__name__, storable(str(error)))
             return self._failed(failure, retryable=False)
+        return StepCompleted(self.task, text)
 
     async def _in_thread(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a plain function in a thread. A thread cannot be stopped: cancelled, it is left behind, with its slot."""
@@ -281,13 +286,21 @@ class Attempt:
             log.warning("a step did not end when its timeout cancelled it", extra=self.facts())
             self.report(self.overtime)
 
-    def _raised(self, error: BaseException) -> StepFailed:
-        delay = max(0.0, error.delay) if isinstance(error, RetryAfter) else None
-        retryable = not isinstance(error, (NonRetryable, *self.step.retries.no_retry_on))
+    def _raised(self, error: BaseException) -> Report:
+        """What an exception comes to. Of a task group with one error, that error counts."""
+        sole = sole_error(error)
+        if isinstance(sole, Snooze):
+            return StepSnoozed(self.task, max(0.0, sole.delay), self.details)
+        if isinstance(sole, StepCancelled):
+            return StepReleased(self.task, self.details)
+        delay = max(0.0, sole.delay) if isinstance(sole, RetryAfter) else None
+        # A payload that does not fit now will not fit the next time.
+        retryable = not isinstance(sole, (NonRetryable, PayloadError, *self.step.retries.no_retry_on))
         cause = error
-        if isinstance(error, (NonRetryable, RetryAfter)) and error.__cause__ is not None:
-            cause = error.__cause__
-        failure = Failure(FailureKind.ERROR, type(cause).__qualname__, _text_of(error), _traceback_of(error))
+        if isinstance(sole, (NonRetryable, RetryAfter)) and sole.__cause__ is not None:
+            cause = sole.__cause__
+        kind = _kind_of(sole) if isinstance(sole, PayloadError) else FailureKind.ERROR
+        failure = failure_of(error, kind, named=cause, below=__file__)
         return self._failed(failure, retryable=retryable, retry_after=delay)
 
     def _failed(self, failure: Failure, *, retryable: bool, retry_after: float | None = None) -> StepFailed:
@@ -305,30 +318,5 @@ def _unlimited() -> anyio.CapacityLimiter:
     return _limiters[loop]
 
 
-def _text_of(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception as second:
-        text = f"<its text cannot be made: {type(second).__name__}>"
-    return _storable(text)[:_MOST_TEXT]
-
-
-def _traceback_of(error: BaseException) -> str:
-    try:
-        # Without locals: they hold what must not be stored. The engine's own frames say nothing to a reader.
-        trace = error.__traceback__
-        outermost = trace
-        while trace is not None:
-            if trace.tb_frame.f_code.co_filename == __file__:
-                outermost = trace.tb_next
-            trace = trace.tb_next
-        lines = traceback.TracebackException(type(error), error, outermost, limit=-30, compact=True).format()
-        text = "".join(lines)
-    except Exception as second:
-        text = f"<its traceback cannot be made: {type(second).__name__}>"
-    return _storable(text)[-_MOST_TEXT:]
-
-
-def _storable(text: str) -> str:
-    """Text that PostgreSQL and JSON can hold: NUL and lone surrogates are written out."""
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+def _kind_of(error: PayloadError) -> FailureKind:
+    return FailureKind.PAYLOAD_TOO_LARGE if isinstance(error, PayloadTooLarge) else FailureKind.PAYLOAD

@@ -63,6 +63,7 @@ class WorkerLoop:
         self.id = new_id()
         """This incarnation."""
         self.resources = resources
+        self.max_payload = settings.max_payload
         self.draining = False
         self.closing = False
         self.executed = 0
@@ -70,7 +71,7 @@ class WorkerLoop:
         self._store, self._settings, self._steps = store, settings, steps
         self._async_steps = [name for name, step in steps.items() if step.is_async]
         self._codes: dict[CodeType, str] = {step.fn.__code__: name for name, step in steps.items()}
-        self._applier = Applier(store, owner=self.id, lease=settings.lease)
+        self._applier = Applier(store, owner=self.id, lease=settings.lease, max_payload=settings.max_payload)
         self._attempts: set[Attempt] = set()
         self._by_run: dict[str, set[Attempt]] = {}
         self._in_a_row: dict[str, int] = {}
