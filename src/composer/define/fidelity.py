@@ -12,12 +12,13 @@ import dataclasses
 import enum
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
+from itertools import zip_longest
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, cast
 from uuid import UUID
 
 from pydantic import BaseModel
@@ -39,8 +40,8 @@ def same(one: Any, other: Any) -> bool:
     if kind is not type(other):
         # The type checkers take an int for a float, and so do we.
         return kind is int and type(other) is float and one == other
-    compare = _COMPARED.get(kind)
-    return compare(one, other) if compare is not None else _same_of(kind)(one, other)
+    compare = _COMPARED.get(kind) or _same_of(cast("Hashable", kind))
+    return compare(one, other)
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -106,10 +107,10 @@ def _same_set(one: Any, other: Any) -> bool:
     members = {member: member for member in other}
     if all(member in members and same(member, members[member]) for member in one):
         return True
-    return sorted(map(repr, one)) == sorted(map(repr, other))  # NaN is in no set but by identity
+    return sorted(map(short, one)) == sorted(map(short, other))  # NaN is in no set but by identity
 
 
-_ATOMS: Final = frozenset((str, int, bool, type(None), bytes, UUID, date, timedelta))
+_ATOMS: Final[frozenset[type]] = frozenset((str, int, bool, type(None), bytes, UUID, date, timedelta))
 """Of these == tells everything, once the classes are the same."""
 _COMPARED: Final[dict[type, Callable[[Any, Any], bool]]] = {
     **dict.fromkeys(_ATOMS, _equal),
@@ -126,7 +127,7 @@ _COMPARED: Final[dict[type, Callable[[Any, Any], bool]]] = {
 
 
 @lru_cache(maxsize=1024)
-def _same_of(kind: type) -> Callable[[Any, Any], bool]:
+def _same_of(kind: Any) -> Callable[[Any, Any], bool]:
     """How values of a class that is none of Python's plain ones are compared."""
     if issubclass(kind, BaseModel):
         return _same_model
@@ -195,6 +196,12 @@ def difference(value: Any, back: Any, path: Path = ()) -> str:
         for part, one, other in _pairs(value, back):
             if not same(one, other):
                 return difference(one, other, (*path, part))
+        if isinstance(value, Mapping):
+            for key, other in zip_longest(value, back):
+                if len(value) != len(back) and key not in back:
+                    return f"{at(path)}the key {short(key)} would be lost"
+                if len(value) == len(back) and not same(key, other):
+                    return f"{at(path)}the key {short(key)} would come back as {short(other)}"
     text = f"{at(path)}{short(value)} would come back as {short(back)}"
     if type(value) is type(back):
         return text

@@ -81,12 +81,13 @@ class Codec(Generic[T]):
                 self._compare(value, text)
             elif (found := _unreadable(text, value)) is not None:
                 raise PayloadError(found)
-            if self._is_unbounded and text.count("[") + text.count("{") > DEEPEST:
-                from_json("[" * _MARGIN + text + "]" * _MARGIN)
         except RecursionError:
             raise PayloadError(_TOO_DEEP) from None
-        except ValueError:  # from_json: the same, found by the reader
-            raise PayloadError(_TOO_DEEP) from None
+        if self._is_unbounded and text.count("[") + text.count("{") > DEEPEST:
+            try:
+                from_json("[" * _MARGIN + text + "]" * _MARGIN)
+            except ValueError:
+                raise PayloadError(_TOO_DEEP) from None
         return text
 
     def decode(self, text: str | bytes) -> T:
