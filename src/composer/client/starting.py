@@ -32,7 +32,9 @@ def checked_workflow(workflow: object) -> Workflow[..., Any]:
 
 def encoded_input(workflow: Workflow[..., Any], args: Sequence[Any], max_payload: int = MAX_PAYLOAD) -> str:
     """The input as JSON text. Raises PayloadError, and PayloadTooLarge when it is over the limit."""
-    return within_limit(workflow.encode_input(tuple(args), {}), f"the input of workflow {workflow.name}", max_payload)
+    return within_limit(
+        workflow.encode_input(tuple(args), {}, max_payload), f"the input of workflow {workflow.name}", max_payload
+    )
 
 
 def input_digest(workflow: str, text: str) -> str:

@@ -56,10 +56,11 @@ class Codec(Generic[T]):
     def __repr__(self) -> str:
         return f"Codec({self.type!r})"
 
-    def encode(self, value: T, *, check: bool = True) -> str:
+    def encode(self, value: T, *, check: bool = True, most: int | None = None) -> str:
         """JSON text. Raises PayloadError with the path and the reason when the value would not come back as it is.
 
-        Without `check` it may come back as another type of the same JSON, as a tuple does as a list.
+        Without `check` it may come back as another type of the same JSON, as a tuple does as a list. A text of more than
+        `most` characters is not looked at any more: the caller refuses it for its size.
         """
         if type(value) is self._plain:
             # These come back as they are, so nothing is compared. Text is not among them: pydantic refuses surrogates.
@@ -74,7 +75,7 @@ class Codec(Generic[T]):
             text = self._write(value, by_alias=True, round_trip=True, warnings="error").decode()
         except Exception as error:  # pydantic's, or one of a serializer of the user's
             raise PayloadError(self._why_not_written(value, error)) from error
-        if self._plain is str and type(value) is str:
+        if (self._plain is str and type(value) is str) or (most is not None and len(text) > most):
             return text
         try:
             if check:

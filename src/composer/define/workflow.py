@@ -104,8 +104,8 @@ class Workflow(Generic[P, R_co]):
         copy.__dict__.update(self.__dict__, bound_input=self.encode_input(args, kwargs))
         return copy  # type: ignore[no-any-return]
 
-    def encode_input(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        """The input as a JSON object by parameter name, defaults filled in.
+    def encode_input(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], most: int | None = None) -> str:
+        """The input as a JSON object by parameter name, defaults filled in. See Codec.encode for `most`.
 
         Raises PlanTypeError for arguments that do not fit the signature, PayloadError for values that do not fit.
         """
@@ -120,18 +120,18 @@ class Workflow(Generic[P, R_co]):
         parts: list[str] = []
         for name in self.declaration.parameters:
             if name in given:
-                text = self._encode_argument(name, given[name])
+                text = self._encode_argument(name, given[name], most)
             else:
                 text = json.dumps(self.declaration.defaults[name], separators=(",", ":"), allow_nan=False)
             parts.append(f"{json.dumps(name)}:{text}")
         return f"{{{','.join(parts)}}}"
 
-    def _encode_argument(self, name: str, value: Any) -> str:
+    def _encode_argument(self, name: str, value: Any, most: int | None) -> str:
         type_ = self.types[name]
         try:
             if isinstance(value, Symbol):
                 raise PayloadError(f"{value!r} exists only while a workflow is built")
-            return codec(type_).encode(value)
+            return codec(type_).encode(value, most=most)
         except PayloadError as error:
             problem = f"workflow {self.name}: {name} cannot be written as {shapes.name_of(type_)}: {error}"
             raise PayloadError(problem) from error

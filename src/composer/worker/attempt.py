@@ -28,7 +28,6 @@ from composer.core.events import (
     StepSnoozed,
 )
 from composer.core.expressions import Unreadable, render
-from composer.core.limits import within_limit
 from composer.core.plan import Node, Plan
 from composer.define.context import StepContext, enter, leave
 from composer.define.step import Step
@@ -145,6 +144,10 @@ class Attempt:
         try:
             arguments = self._arguments()
             event = arguments if isinstance(arguments, StepFailed) else await self._body(*arguments)
+        except GeneratorExit as error:
+            # One that comes out of something awaited closes the coroutines on its way: what `_body` returned is lost.
+            if not self.host.closing:
+                event = self._raised(error)
         finally:
             self._end(event)
 
@@ -230,8 +233,7 @@ class Attempt:
 
     def _completed(self, value: Any) -> Report:
         try:
-            text = self.step.encode_result(value)
-            within_limit(text, f"the result of step {self.step.name}", self.host.max_payload)
+            text = self.step.encode_result(value, self.host.max_payload)
         except PayloadError as error:
             # Without the traceback: nothing in it is the user's.
             failure = Failure(_kind_of(error), type(error).__name__, storable(str(error)))
@@ -245,13 +247,16 @@ class Attempt:
         # Whoever takes the ticket decides: the thread, that the body runs; a cancellation before it, that it never will.
         ticket = [True]
 
-        def call() -> Any:
+        def call() -> tuple[Any, BaseException | None]:
             try:
                 ticket.pop()
             except IndexError:
-                return None
+                return None, None
             try:
-                return fn(*args, **kwargs)
+                return fn(*args, **kwargs), None
+            except BaseException as error:
+                # Raised by hand below: futures change some exceptions, and a GeneratorExit closes who awaits it.
+                return None, error
             finally:
                 # The loop may be gone when a thread that was left behind ends.
                 if not loop.is_closed():
@@ -259,12 +264,15 @@ class Attempt:
 
         try:
             # anyio's limiter counts a thread that was left behind as free, so the worker counts for itself.
-            return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=_unlimited())
+            value, raised = await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=_unlimited())
         except BaseException:
             with contextlib.suppress(IndexError):
                 ticket.pop()
                 self.thread = False
             raise
+        if raised is not None:
+            raise raised
+        return value
 
     def _timed_out(self, timeout: float) -> None:
         """The time is over. A coroutine is cancelled and reported once it has ended; a thread is reported at once."""
