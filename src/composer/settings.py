@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +21,7 @@ ENVIRONMENT: Final = {
     "pooler": "COMPOSER_POOLER",
     "max_payload": "COMPOSER_MAX_PAYLOAD",
 }
+_URL: Final = re.compile(r"postgres(ql)?://")
 _LARGEST_PAYLOAD: Final = 64_000_000
 """A commit carries many payloads at once, and one value of PostgreSQL holds a gigabyte."""
 
@@ -53,6 +56,13 @@ class Settings:
     """Bytes that the JSON of one input, result or checkpoint may have."""
 
     def __post_init__(self) -> None:
+        if self.database_url is not None and not _URL.match(self.database_url):
+            # Only as far as the first colon: behind it there may be a password.
+            begins = self.database_url.partition(":")[0][:30]
+            raise SettingsError(
+                f"database_url begins with {begins!r}: expected postgresql://user:password@host:port/database"
+                + (f"; leave out {begins[begins.index('+') :]!r}, which is SQLAlchemy's" if "+" in begins else "")
+            )
         for name in ("lease", "grace", "poll_interval", "recovery_interval"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 <= value < 1e6:
@@ -93,7 +103,9 @@ def read_settings(environment: Mapping[str, str] | None = None, **given: Any) ->
             values[each.name] = _READ.get(each.name, _text)(variable or "", text)
     unknown = given.keys() - {each.name for each in fields(Settings)}
     if unknown:
-        raise SettingsError(f"unknown settings: {', '.join(sorted(unknown))}")
+        close = get_close_matches(min(unknown), [each.name for each in fields(Settings)], n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise SettingsError(f"unknown settings: {', '.join(sorted(unknown))}{hint}")
     if "home" in values:
         values["home"] = Path(values["home"])
     return Settings(**values)

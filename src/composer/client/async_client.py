@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Never, Self, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -17,7 +17,7 @@ from typing_extensions import TypeVarTuple, Unpack
 
 from composer.app import open_store
 from composer.apply import QUARANTINED, Applied, Applier, persistently
-from composer.client.starting import checked_workflow, encoded_input, new_run, when_to_start
+from composer.client.starting import checked_workflow, encoded_input, new_run, refuse_options, when_to_start
 from composer.client.views import RunView, failure_of, view
 from composer.coordinator.recovery import Recovered, recover
 from composer.core.decide import reset_nodes, stale_nodes
@@ -46,6 +46,7 @@ PATIENCE: Final = 10.0
 """Seconds a call goes on trying while the database is away, before StoreUnavailable."""
 MOST_HANDED_OVER: Final = 100
 """Runs of one start call whose first tasks may go to a worker of this process at once."""
+_OPTIONS: Final = ("idempotency_key", "delay", "start_at", "priority", "tags")
 _MOST_FRESH: Final = 10_000
 _SLEEP_TTL: Final = 30.0
 _SLEEP_RENEWED: Final = 10.0
@@ -178,6 +179,7 @@ class AsyncClient:
         start_at: datetime | None = None,
         priority: int = 0,
         tags: Mapping[str, str] | None = None,
+        **unknown: Never,
     ) -> AsyncRunHandle[R]:
         """Starts a run and returns its handle as soon as it is durable.
 
@@ -185,6 +187,8 @@ class AsyncClient:
         idempotency key, the same key and input give the same run, whatever became of it; another input raises
         IdempotencyConflict. Raises PayloadError, PlanTypeError, StoreUnavailable.
         """
+        if unknown:
+            refuse_options(checked_workflow(workflow), unknown, _OPTIONS)
         handles = await self._start(
             workflow, [(args, idempotency_key)], delay=delay, start_at=start_at, priority=priority, tags=tags
         )

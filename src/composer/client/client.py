@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Never, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from typing_extensions import TypeVarTuple, Unpack
@@ -120,9 +120,10 @@ class Client:
         start_at: datetime | None = None,
         priority: int = 0,
         tags: Mapping[str, str] | None = None,
+        **unknown: Never,
     ) -> RunHandle[R]:
         """Starts a run and returns its handle as soon as it is durable. See AsyncClient.start."""
-        options: dict[str, Any] = {"delay": delay, "start_at": start_at, "priority": priority, "tags": tags}
+        options: dict[str, Any] = {"delay": delay, "start_at": start_at, "priority": priority, "tags": tags, **unknown}
         return RunHandle(
             self, self.call(self._client.start, workflow, *args, idempotency_key=idempotency_key, **options)
         )

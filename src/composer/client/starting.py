@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 from composer.core.decide import decide
 from composer.core.durations import seconds
@@ -15,6 +15,9 @@ from composer.core.limits import MAX_PAYLOAD, within_limit
 from composer.core.plan import INPUT, Plan
 from composer.core.snapshot import Snapshot
 from composer.core.transition import NeedValues, Transition
+from composer.define.shapes import did_you_mean
+from composer.define.source import user_place
+from composer.define.step import Step
 from composer.define.workflow import Workflow
 from composer.errors import PlanTypeError
 from composer.ports.store import NewRun
@@ -25,9 +28,23 @@ def checked_workflow(workflow: object) -> Workflow[..., Any]:
     if not isinstance(workflow, Workflow):
         raise PlanTypeError(
             f"start() takes a @workflow, not {workflow!r}",
-            "Decorate the function with @workflow, or pass the workflow itself.",
+            f"A step runs in a workflow: write one that calls {workflow.name}, and start that."
+            if isinstance(workflow, Step)
+            else "Decorate the function with @workflow, or pass the workflow itself.",
+            user_place(),
         )
     return workflow
+
+
+def refuse_options(workflow: Workflow[..., Any], given: Mapping[str, object], known: Iterable[str]) -> NoReturn:
+    """Raises PlanTypeError for keywords that are no options of start(): a typo, or a parameter of the workflow."""
+    name = next(iter(given))
+    advice = (
+        f"It is a parameter of the workflow: start({workflow.name}.bind({name}=...), ...) takes those by keyword."
+        if name in workflow.declaration.parameters
+        else did_you_mean(name, known)
+    )
+    raise PlanTypeError(f"start() has no option {name!r}", advice, user_place())
 
 
 def encoded_input(workflow: Workflow[..., Any], args: Sequence[Any], max_payload: int = MAX_PAYLOAD) -> str:
@@ -48,10 +65,12 @@ def when_to_start(
 ) -> tuple[float | None, datetime | None]:
     """(seconds from now, moment): at most one is given, neither means at once. Raises PlanTypeError for a naive moment."""
     if delay is not None and start_at is not None:
-        raise PlanTypeError("start() got both delay= and start_at=", "Give one of them.")
+        raise PlanTypeError("start() got both delay= and start_at=", "Give one of them.", user_place())
     if start_at is not None and start_at.tzinfo is None:
         raise PlanTypeError(
-            f"start_at={start_at!r} has no time zone", "Give an aware datetime: datetime(..., tzinfo=UTC)."
+            f"start_at={start_at!r} has no time zone",
+            "Give an aware datetime: datetime(..., tzinfo=UTC).",
+            user_place(),
         )
     return (seconds(delay, what="start(delay=...)") or None) if delay is not None else None, start_at
 

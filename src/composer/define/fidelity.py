@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
+from inspect import isawaitable
 from itertools import zip_longest
 from operator import attrgetter
 from typing import Any, Final, cast
@@ -205,10 +206,17 @@ def difference(value: Any, back: Any, path: Path = ()) -> str:
     text = f"{at(path)}{short(value)} would come back as {short(back)}"
     if type(value) is type(back):
         return text
-    text = f"{text} ({type(value).__name__} and {type(back).__name__})"
-    if type(value) is float and not math.isfinite(value) and back is None:
-        text += "; a pydantic model needs model_config = ConfigDict(ser_json_inf_nan='strings')"
-    return text
+    return f"{text} ({type(value).__name__} and {type(back).__name__}); {_advice(value, back)}"
+
+
+def _advice(value: Any, back: Any) -> str:
+    if type(value) is float and not math.isfinite(value):
+        if back is None:
+            return "a pydantic model needs model_config = ConfigDict(ser_json_inf_nan='strings')"
+        return "annotate it as float, which carries NaN and the infinities"
+    if isinstance(value, type(back)):
+        return f"annotate it as {type(value).__name__}, or convert it"
+    return "convert it, or annotate it as what it is"
 
 
 def _pairs(value: Any, back: Any) -> Iterator[tuple[int | str, Any, Any]]:
@@ -245,7 +253,11 @@ def _fault(value: Any, path: Path, around: set[int]) -> tuple[Path, str] | None:
         try:
             to_json(value, inf_nan_mode="strings")
         except Exception:
-            return None if _has_own_json(kind) else (path, f"{short(value)} has no JSON ({kind.__name__})")
+            return (
+                None
+                if _has_own_json(kind)
+                else (path, f"{short(value)} has no JSON ({kind.__name__}): {_way_out(value)}")
+            )
         return None
     if id(value) in around:
         return path, f"this {kind.__name__} holds itself"
@@ -275,6 +287,12 @@ def _inside(value: Any) -> Iterator[tuple[int | str, Any, bool]]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield field.name, getattr(value, field.name, None), False
+
+
+def _way_out(value: Any) -> str:
+    if isawaitable(value):
+        return "put `await` before the call that gave it"
+    return "pass the data it is made of, and make it inside the step"
 
 
 def _has_own_json(kind: type) -> bool:

@@ -66,7 +66,7 @@ class Step(Generic[P, R_co]):
         known = builder.steps.setdefault(self.name, original)
         if known is not original:
             raise PlanError(
-                f"workflow {builder.workflow} has two steps named {self.name!r}, of {known.module} and {self.module}",
+                f"workflow {builder.workflow} has two steps named {self.name!r}, at {known.declaration.where} and {self.declaration.where}",
                 "Workers know a step by its name: give one of them another, @step(name=...).",
                 str(user_line()),
             )
@@ -210,7 +210,10 @@ class Step(Generic[P, R_co]):
         try:
             text = self._result.encode(value, most=max_payload)
         except PayloadError as error:
-            problem = f"step {self.name}: its result cannot be written as {shapes.name_of(self.result)}: {error}"
+            problem = (
+                f"step {self.name}: its result cannot be written as {shapes.name_of(self.result)}: {error}\n"
+                f"  at {self.declaration.where}"
+            )
             raise PayloadError(problem) from error
         return within_limit(text, f"the result of step {self.name}", max_payload)
 

@@ -19,7 +19,7 @@ from composer.define.lint import unheard
 from composer.define.options import WorkflowOptions, workflow_options
 from composer.define.payloads import codec
 from composer.define.refs import Ref, Symbol
-from composer.define.source import line_of, user_line
+from composer.define.source import line_of, user_line, user_place
 from composer.define.step import Step
 from composer.errors import PayloadError, PlanError, PlanTypeError
 
@@ -134,7 +134,7 @@ class Workflow(Generic[P, R_co]):
             return codec(type_).encode(value, most=most)
         except PayloadError as error:
             problem = f"workflow {self.name}: {name} cannot be written as {shapes.name_of(type_)}: {error}"
-            raise PayloadError(problem) from error
+            raise PayloadError(_with_place(problem, user_place())) from error
 
     def decode_result(self, text: str | bytes) -> R_co:
         """The run's result. Raises PayloadError when the text is none of the annotated type."""
@@ -178,6 +178,10 @@ def _built(declaration: Declaration) -> tuple[Builder, Any]:
     finally:
         builder.is_open = False
         building.reset(token)
+
+
+def _with_place(problem: str, place: str) -> str:
+    return f"{problem}\n  at {place}" if place else problem
 
 
 class WorkflowDecorator(Protocol):
