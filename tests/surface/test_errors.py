@@ -45,6 +45,7 @@ from composer.errors import (
     sole_error,
 )
 from composer.testing.driver import WorkflowStuck
+from tests.surface import error_index
 
 DOCS = Path(__file__).parents[2] / "docs/errors"
 
@@ -162,6 +163,13 @@ def test_every_class_has_a_code_and_a_page() -> None:
         assert page.exists(), page.name
         assert f"`{each.__name__}`" in page.read_text(), f"{page.name} does not name {each.__name__}"
     assert PayloadTooLarge("x", 2, 1).docs == "errors/payload-too-large"
+
+
+def test_the_index_is_written_from_the_tree_and_the_pages() -> None:
+    """docs/errors/index.md is what `python -m tests.surface.error_index` writes, and links to every page there is."""
+    page = (DOCS / "index.md").read_text()
+    assert page == error_index.index()
+    assert {each.stem for each in DOCS.glob("*.md")} - {"index"} == set(re.findall(r"\(([\w-]+)\.md\)", page))
 
 
 def test_a_class_with_a_parents_code_is_that_error_for_protocols() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import marshal
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -74,10 +75,14 @@ def _same_items(one: Iterable[Any], other: Iterable[Any]) -> bool:
     """Of two collections of one length, in order."""
     for mine, theirs in zip(one, other, strict=True):
         kind = type(mine)
-        if kind in _ATOMS and kind is type(theirs):
-            if mine != theirs:
+        if kind is type(theirs):
+            if kind in _ATOMS:
+                if mine == theirs:
+                    continue
                 return False
-        elif not same(mine, theirs):
+            if kind is float and mine and mine == theirs:
+                continue
+        if not same(mine, theirs):
             return False
     return True
 
@@ -85,19 +90,41 @@ def _same_items(one: Iterable[Any], other: Iterable[Any]) -> bool:
 def _same_list(one: Any, other: Any) -> bool:
     if len(one) != len(other):
         return False
-    # A long list of plain values is told in C.
-    kinds = list(map(type, one)) if len(one) > 8 else []
-    if kinds and _ATOMS.issuperset(kinds):
-        return kinds == list(map(type, other)) and list(one) == list(other)
+    if len(one) > _LONG:
+        if _same_bytes(one, other):
+            return True
+        parts = _parts_of(cast("Hashable", type(one[0])))
+        # A list of one dataclass is compared as a list of tuples, which may be compared as bytes then.
+        if parts is not None and len(set(map(type, one)) | set(map(type, other))) == 1:
+            mine, theirs = list(map(parts, one)), list(map(parts, other))
+            return _same_bytes(mine, theirs) or all(map(_same_items, mine, theirs))
     return _same_items(one, other)
+
+
+def _same_bytes(one: Any, other: Any) -> bool:
+    """Whether both are of nothing but Python's plain values, and the same ones: ten times as fast as asking each.
+
+    False says nothing. The second version of marshal writes exact classes only, floats by their bits, and knows no
+    references, so that equal bytes are equal values of equal classes.
+    """
+    try:
+        return marshal.dumps(one, 2) == marshal.dumps(other, 2)
+    except ValueError:
+        return False
 
 
 def _same_mapping(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
     if len(one) != len(other):
         return False
-    if _same_items(one, other):
-        return _same_list(one.values(), other.values())
-    # A TypedDict is read in the order of its fields.
+    if len(one) > _LONG and _same_bytes(one, other):
+        return True
+    for (key, value), (its_key, its_value) in zip(one.items(), other.items(), strict=True):
+        if type(key) is not type(its_key) or (key != its_key and not same(key, its_key)):
+            break  # A TypedDict is read in the order of its fields.
+        if not same(value, its_value):
+            return False
+    else:
+        return True
     keys = {key: key for key in other}
     return all(key in keys and same(key, keys[key]) and same(value, other[key]) for key, value in one.items())
 
@@ -111,6 +138,8 @@ def _same_set(one: Any, other: Any) -> bool:
     return sorted(map(short, one)) == sorted(map(short, other))  # NaN is in no set but by identity
 
 
+_LONG: Final = 8
+"""Items above which the way by bytes is tried."""
 _ATOMS: Final[frozenset[type]] = frozenset((str, int, bool, type(None), bytes, UUID, date, timedelta))
 """Of these == tells everything, once the classes are the same."""
 _COMPARED: Final[dict[type, Callable[[Any, Any], bool]]] = {
@@ -132,11 +161,8 @@ def _same_of(kind: Any) -> Callable[[Any, Any], bool]:
     """How values of a class that is none of Python's plain ones are compared."""
     if issubclass(kind, BaseModel):
         return _same_model
-    if dataclasses.is_dataclass(kind):
-        names = _names(kind)
-        if len(names) < 2:
-            return lambda one, other: all(same(getattr(one, n), getattr(other, n)) for n in names)
-        parts = attrgetter(*names)
+    parts = _parts_of(kind)
+    if parts is not None:
         return lambda one, other: _same_items(parts(one), parts(other))
     if issubclass(kind, enum.Enum):
         return _equal
@@ -149,6 +175,17 @@ def _same_of(kind: Any) -> Callable[[Any, Any], bool]:
     if issubclass(kind, Mapping):
         return _same_mapping
     return _same_object
+
+
+@lru_cache(maxsize=1024)
+def _parts_of(kind: Any) -> Callable[[Any], tuple[Any, ...]] | None:
+    """What takes a value of a dataclass apart; None for other classes."""
+    if not hasattr(kind, "__dataclass_fields__"):
+        return None
+    names = _names(kind)
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda value: tuple(getattr(value, name) for name in names)
 
 
 def _names(kind: Any) -> tuple[str, ...]:
