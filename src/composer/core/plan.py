@@ -10,7 +10,8 @@ queues and the like. A run can adopt a plan of the same shape with other options
 Wire format: in arguments a symbol is {"$": symbol}; user data that has a key "$" is quoted as
 {"$": {"const": ...}} or {"$": {"object": {...}}}. A symbol is {"ref": node, "path": [...]} or a join
 {"either" | "maybe" | "settled" | "settled_each": [symbols], "path": [...]} or an expression
-{"op": ..., "args": [...]} or {"const": ...}. The node called "input" is the run's own input.
+{"op": ..., "args": [...]} or {"const": ...}. The list a map runs over may also be {"zip": [symbols]}: the items of
+several lists side by side. The node called "input" is the run's own input.
 """
 
 from __future__ import annotations
@@ -69,6 +70,10 @@ class NodeOptions:
     concurrency: int | None = None
     rate_limit: str | None = None
     compensate_on: Literal["completed", "started"] = "completed"
+    max_concurrency: int | None = None
+    """Of a map: how many items may run at once; None is no limit."""
+    tolerate: int | str = 0
+    """Of a map: how many items may fail before the node does: a number, or a share of all such as "5%"."""
 
     def as_json(self) -> dict[str, Any]:
         """Only what differs from the defaults."""
@@ -110,6 +115,8 @@ class Node:
     """The nodes that have this one in their `needs`."""
     reads: tuple[int, ...]
     """Nodes whose outputs the arguments name; INPUT for the run's own input."""
+    over: str = ""
+    """Of a map: the parameter that gets one item of the list; its argument is the template of the whole list."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +170,7 @@ class Plan:
                 needs=needs[i],
                 users=tuple(users[i]),
                 reads=self._reads(node.get("args", {})),
+                over=node.get("over", ""),
             )
             for i, node in enumerate(self.body["nodes"])
         )
@@ -227,6 +235,9 @@ class Plan:
         elif "op" in symbol:
             for arg in symbol["args"]:
                 yield from self._terms_of_symbol(arg)
+        elif "zip" in symbol:
+            for part in symbol["zip"]:
+                yield from self._terms_of_symbol(part)
         elif "const" not in symbol:
             for word, need in _JOINS.items():
                 if word in symbol:
@@ -273,6 +284,8 @@ def names_in(symbol: Mapping[str, Any]) -> Iterator[str]:
     if "op" in symbol:
         for part in symbol["args"]:
             yield from names_in(part)
+    for part in symbol.get("zip", ()):
+        yield from names_in(part)
 
 
 _CANONICAL: Final = json.JSONEncoder(
