@@ -6,12 +6,15 @@ from composer.client.client import Client, RunHandle
 from composer.client.views import NodeView, RunView
 from composer.core.retries import Retry
 from composer.define.context import StepContext, step_context
+from composer.define.joins import settled_each, zip_refs
+from composer.define.outcome import Outcome, StepError
 from composer.define.step import Step, step
 from composer.define.workflow import Workflow, workflow
 from composer.errors import (
     ComposerError,
     IdempotencyConflict,
     NonRetryable,
+    OutcomeError,
     PayloadError,
     PlanError,
     ResultTimeout,
@@ -36,6 +39,8 @@ __all__ = [
     "IdempotencyConflict",
     "NodeView",
     "NonRetryable",
+    "Outcome",
+    "OutcomeError",
     "PayloadError",
     "PlanError",
     "ResultTimeout",
@@ -54,10 +59,13 @@ __all__ = [
     "Step",
     "StepCancelled",
     "StepContext",
+    "StepError",
     "StoreUnavailable",
     "Worker",
     "Workflow",
+    "settled_each",
     "step",
     "step_context",
     "workflow",
+    "zip_refs",
 ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 
-from composer import AsyncClient, Client
+from composer import AsyncClient, Client, Outcome, settled_each, zip_refs
 from composer.define.context import step_context
 from composer.define.step import step
 from composer.define.workflow import Startable, workflow
@@ -90,6 +90,46 @@ def wrong_result(order: Order) -> str:
 @workflow
 def awaits(order: Order) -> Receipt:
     return await charge(order)  # E: mypy pyright
+
+
+# -- maps
+
+
+@step
+def place(placed: tuple[Item, int]) -> str:
+    return placed[0].sku
+
+
+@step
+def inspect(found: list[Outcome[str]]) -> str:
+    return found[0].value  # E: mypy pyright
+
+
+@workflow
+def maps(order: Order) -> list[str]:
+    pack.map(order.items[0])  # E: mypy pyright
+    pack.map(order.id)  # E: mypy pyright
+    notify.map(order.id)  # E: mypy pyright
+    pack.map(["a"])  # E: mypy pyright
+    charge.map(order.items)  # E: mypy pyright
+    pack.map()  # E: mypy pyright
+    pack.map(item=order.items)  # E: mypy pyright
+    pack.map(order.items, 3)  # E: mypy pyright
+    pack.map(order.items, bix="m")  # E: mypy pyright
+    pack.map(order.items, max_concurrency=3)  # E: mypy pyright
+    pack.options(max_concurrency="3").map(order.items)  # E: mypy pyright
+    pack.options(tolerate=0.05).map(order.items)  # E: mypy pyright
+    notify(pack.map(order.items))  # E: mypy pyright
+    pack.map(order.items).sku  # E: mypy pyright
+    zip_refs(order.items)  # E: mypy pyright
+    zip_refs(order.id, order.items)  # E: mypy pyright
+    place.map(zip_refs(order.items, ["a"]))  # E: mypy pyright
+    place.map(zip_refs([1], order.items))  # E: mypy pyright
+    settled_each(order.id)  # E: mypy pyright
+    inspect(settled_each(order.items))  # E: mypy pyright
+    inspect(pack.map(order.items))  # E: mypy pyright
+    settled_each(pack.map(order.items))[0].valu  # E: mypy pyright
+    return settled_each(pack.map(order.items))  # E: mypy pyright
 
 
 # -- options

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import assert_type
 
-from composer import AsyncClient, AsyncRunHandle, Client, RunHandle
+from composer import AsyncClient, AsyncRunHandle, Client, Outcome, RunHandle, settled_each, zip_refs
 from composer.core.retries import Retry
 from composer.define.context import StepContext, step_context
 from composer.define.step import AsyncStep, SyncStep, step
@@ -81,6 +81,24 @@ async def add(numbers: list[float], by: float = 1) -> float:
     return sum(numbers) * by
 
 
+@step
+def place(placed: tuple[Item, int], shelf: str) -> Label:
+    return Label(f"{placed[0].sku} {placed[1]} {shelf}")
+
+
+@step
+async def inspect(found: list[Outcome[Label]]) -> str:
+    assert_type(found[0].value, Label | None)
+    assert_type(found[0].value_or(3), Label | int)
+    assert_type(found[0].unwrap(), Label)
+    return "; ".join(each.error.message for each in found if each.error is not None)
+
+
+@step
+def look(outcome: Outcome[Label]) -> bool:
+    return outcome.ok and not outcome.timed_out
+
+
 one: AsyncStep[[Order], Receipt] = charge
 
 
@@ -95,6 +113,19 @@ def fulfil(order: Order) -> Label:
     third = pack.named("third")(Item("x"))
     audit.after(first, second)(None, order.id)
     add([1, 2.5], by=3)
+    labels = pack.options(max_concurrency=10, tolerate="5%").map(order.items, "xl", fragile=True)
+    assert_type(labels, list[Label])
+    assert_type(labels[0].text, str)
+    assert_type(pack.map([Item("a")]), list[Label])
+    assert_type(pack.map((Item("a"), order.items[0])), list[Label])
+    assert_type(charge.named("each").after(first).map([order]), list[Receipt])
+    assert_type(zip_refs(order.items, [1, 2]), list[tuple[Item, int]])
+    assert_type(place.map(zip_refs(order.items, [1, 2]), shelf="a"), list[Label])
+    assert_type(zip_refs([1], ["a"], [b""], [1.0], [None]), list[tuple[int, str, bytes, float, None]])
+    outcomes = settled_each(pack.map(order.items))
+    assert_type(outcomes, list[Outcome[Label]])
+    assert_type(inspect(outcomes), str)
+    assert_type(look.map(outcomes), list[bool])
     return ship(receipt, [first, second, third])
 
 

@@ -13,7 +13,7 @@ from composer.core.plan import INPUT_NAME, MOST_NODES, Plan, canonical, ordered
 from composer.define import shapes
 from composer.define.declaration import MOST_LETTERS, Declaration, checked_name
 from composer.define.payloads import codec, short
-from composer.define.refs import Ref, Scope, Symbol
+from composer.define.refs import Ref, Scope, Symbol, Zip
 from composer.define.source import Where, user_line
 from composer.errors import PayloadError, PlanError, PlanTypeError
 
@@ -45,54 +45,79 @@ class Builder(Scope):
         *,
         name: str | None = None,
         after: Sequence[object] = (),
+        over: str = "",
     ) -> Ref:
-        """A node that calls what is declared; the Ref stands for its result. `extra` goes into the node as it is."""
+        """A node that calls what is declared; the Ref stands for its result. `extra` goes into the node as it is.
+
+        With `over` it is a map: the argument of that parameter is a list, and the Ref stands for the list of results.
+        """
+        needs: set[str] = set()
+        name_, types = declaration.name, declaration.types
+        args: dict[str, Any] = {}
+        for parameter in declaration.parameters:
+            at = f"{name_}({parameter}=...)"
+            if parameter == over:
+                args[parameter] = self._items(arguments[parameter], types[parameter], needs, f"{name_}.map()")
+            elif parameter in arguments:
+                args[parameter] = self._template(arguments[parameter], types[parameter], needs, at)
+            else:
+                args[parameter] = self._quoted(declaration.defaults[parameter])
+        result: Any = declaration.result
+        node: dict[str, Any] = {"kind": "map" if over else declaration.kind, declaration.kind: name_, "args": args}
+        if over:
+            node["over"], result = over, _LIST[result]
+        if after:
+            node["after"] = self._after(after, needs, name_)
+        return self._put({**node, **extra}, needs, name_, result, name, f"{name_}.named(...)")
+
+    def _put(self, node: dict[str, Any], needs: set[str], base: str, result: Any, name: str | None, naming: str) -> Ref:
+        """Takes the node in under `name`, or the next free name made from `base`. `naming` is how to give another."""
         where = user_line()
-        key = self._free_name(declaration.name) if name is None else name
+        key = self._free_name(base) if name is None else name
         if len(key) > MOST_LETTERS:  # its parts were checked where they were written, but not with the number
             checked_name(key, "a node", str(where))
         if key == INPUT_NAME or key in self._nodes:
             first = "It means the run's own input." if key == INPUT_NAME else f"The first is at {self._where[key]}."
             problem = f"a node of {self.workflow} cannot be named {key!r}, which is taken"
-            raise PlanError(problem, f"{first} Give this one another name: {declaration.name}.named(...).", str(where))
+            raise PlanError(problem, f"{first} Give this one another name: {naming}.", str(where))
         if len(self._nodes) >= MOST_NODES:
             raise PlanError(
                 f"workflow {self.workflow} has more than {MOST_NODES} nodes",
                 "Map over a list, which is one node however long the list is, or nest a part as a workflow of its own.",
                 str(where),
             )
-        needs: set[str] = set()
-        types = declaration.types
-        args = {
-            parameter: self._template(
-                arguments[parameter], types[parameter], needs, f"{declaration.name}({parameter}=...)"
-            )
-            if parameter in arguments
-            else self._quoted(declaration.defaults[parameter])
-            for parameter in declaration.parameters
-        }
-        node: dict[str, Any] = {"kind": declaration.kind, declaration.kind: declaration.name, "args": args, **extra}
-        if after:
-            node["after"] = self._after(after, needs, declaration.name)
         self._nodes[key], self._needs[key], self._where[key] = node, needs, where
-        return Ref(self, key, (), declaration.result, where)
+        return Ref(self, key, (), result, where)
+
+    def kind_of(self, ref: Ref) -> str:
+        """The kind of the node a Ref stands for; "" for the run's input."""
+        kind: str = self._nodes.get(ref._node, {}).get("kind", "")
+        return kind
+
+    def options_of(self, ref: Ref) -> Mapping[str, Any]:
+        """The options of the node a Ref stands for, those that differ from the defaults."""
+        options: Mapping[str, Any] = self._nodes.get(ref._node, {}).get("options", {})
+        return options
 
     def _free_name(self, base: str) -> str:
         self._counts[base] = count = self._counts.get(base, 0) + 1
         return base if count == 1 else f"{base}-{count}"
 
     def _after(self, refs: Sequence[object], needs: set[str], name: str) -> list[dict[str, Any]]:
-        found: set[str] = set()
+        found: dict[str, dict[str, Any]] = {}
         for ref in refs:
-            if type(ref) is not Ref or self._own(ref)._node == INPUT_NAME:
+            if type(ref) is not Ref or INPUT_NAME in self.own(ref)._nodes():
                 raise PlanTypeError(f"{name}.after() takes results of earlier nodes, not {ref!r}", "", str(user_line()))
-            found.add(ref._node)
-        needs |= found
-        return sorted(({"ref": node} for node in found), key=canonical)
+            needs.update(ref._nodes())
+            # Of no consequence which part of a result is named: it is there with the whole.
+            symbol = {ref._node: [{"ref": part._node} for part in ref._of]} if ref._of else {"ref": ref._node}
+            found[canonical(symbol)] = symbol
+        return [found[text] for text in sorted(found)]
 
     # -- values -------------------------------------------------------------------------------------------------
 
-    def _own(self, ref: Ref) -> Ref:
+    def own(self, ref: Ref | Zip) -> Any:
+        """The Ref itself, when it is one of this workflow. Raises PlanError for one of another."""
         if ref._scope is not self:
             raise PlanError(
                 f"{ref!r} belongs to workflow {ref._scope.workflow!r}, not to {self.workflow!r}",
@@ -105,13 +130,15 @@ class Builder(Scope):
         """JSON with refs in it as {"$": ...}. What holds no ref is a constant, written by the type expected there."""
         kind: Any = type(value)
         if kind is Ref:
-            self._own(value)
+            self.own(value)
             wrong = shapes.misfit(value._type, expected)
             if wrong:
                 raise PlanTypeError(f"{at}: {value!r} does not fit", f"{wrong}.", where or str(user_line()))
-            if value._node != INPUT_NAME:
-                needs.add(value._node)
+            needs.update(name for name in value._nodes() if name != INPUT_NAME)
             return {"$": value._json()}
+        if kind is Zip:
+            problem = f"{at}: {value!r} is only for the items of a map"
+            raise PlanTypeError(problem, "Use it as step.map(zip_refs(a, b)).", where or str(user_line()))
         if not _holds_ref(value):
             return self._constant(value, expected, at, where)
         if kind in _SEQUENCES:
@@ -132,9 +159,48 @@ class Builder(Scope):
             for name, (key, type_) in known.items()
         }
 
+    def _items(self, value: Any, expected: Any, needs: set[str], at: str) -> Any:
+        """The list a map runs over, as a template; every item of it has to be of the type expected."""
+        kind: Any = type(value)
+        if kind is Ref:
+            self.own(value)
+            self._item_fits(element_of(value, at), expected, f"{at}: the items of {value!r} do not fit")
+            return self._template(value, shapes.MISSING, needs, at)
+        if kind is Zip:
+            self.own(value)
+            lists = value._lists
+            made: Any = tuple[tuple(_element(each) for each in lists)]  # type: ignore[misc]
+            self._item_fits(made, expected, f"{at}: the items of {value!r} do not fit")
+            parts: list[Any] = []
+            for i, each in enumerate(lists):
+                type_ = _item(expected, i)
+                what = f"{at}: list {i + 1} of zip_refs()"
+                if type(each) is Ref:
+                    self._item_fits(_element(each), type_, f"{what} does not fit")
+                    parts.append(self._template(each, shapes.MISSING, needs, at)["$"])
+                elif _holds_ref(each):
+                    advice = (
+                        "Make the list in a step, or give the refs to .map() as tuples: step.map([(a, b), (c, d)])."
+                    )
+                    raise PlanTypeError(f"{what} has refs in it", advice, str(user_line()))
+                else:
+                    parts.append({"const": self._json_of(list(each), _LIST[_known(type_)], what, "")})
+            return {"$": {"zip": parts}}
+        if kind not in _SEQUENCES:
+            raise PlanTypeError(f"{at} runs over a list, not {value!r}", not_a_list(value), str(user_line()))
+        return self._template(list(value), _LIST[_known(expected)], needs, at)
+
+    def _item_fits(self, made: Any, expected: Any, problem: str) -> None:
+        wrong = shapes.misfit(made, expected)
+        if wrong:
+            raise PlanTypeError(problem, f"{wrong}.", str(user_line()))
+
     def _constant(self, value: Any, expected: Any, at: str, where: str) -> Any:
+        return self._quoted(self._json_of(value, expected, at, where))
+
+    def _json_of(self, value: Any, expected: Any, at: str, where: str) -> Any:
         try:
-            return self._quoted(codec(Any if expected is shapes.MISSING else expected).constant(value))
+            return codec(_known(expected)).constant(value)
         except PayloadError as error:
             problem = f"{at}: {short(value)} cannot be a constant of type {shapes.name_of(expected)}"
             raise PlanTypeError(problem, str(error), where or str(user_line())) from None
@@ -178,6 +244,9 @@ class Builder(Scope):
         return Plan(body, {**about, "where": {name: where.place for name, where in self._where.items()}})
 
 
+_LIST: Final[Any] = list
+"""Subscripted with types that are only known when a workflow is built."""
+
 building: Final[ContextVar[Builder | None]] = ContextVar("composer_building", default=None)
 
 
@@ -187,6 +256,40 @@ def current(what: str, instead: str) -> Builder:
     if builder is None:
         raise PlanError(f"{what} was called outside of a @workflow function", instead, str(user_line()))
     return builder
+
+
+def element_of(ref: Ref, what: str) -> Any:
+    """Type of the items of a list that is still to come; MISSING when not known. Raises PlanTypeError for no list."""
+    try:
+        return shapes.element(ref._type)
+    except shapes.NoSuchField as error:
+        problem = f"{what} runs over a list, not {ref!r}: {error.reason}"
+        raise PlanTypeError(problem, _why_no_list(ref._type), str(user_line())) from None
+
+
+def not_a_list(value: object) -> str:
+    """Advice for who maps over a constant that is no list."""
+    if isinstance(value, (set, frozenset)):
+        return "A set has no order, and the plan needs one: sorted(...)."
+    return _why_no_list(type(value))
+
+
+def _why_no_list(tp: Any) -> str:
+    kinds = shapes.kinds_of(tp)
+    if kinds == frozenset(("text",)):
+        return "Text is one value: take it apart inside a step that returns a list."
+    if kinds == frozenset(("an object",)) and shapes.fields_of(tp) is None:
+        return "An object has no order: make the list inside a step, such as list(found.values())."
+    return "For one item call the step: step(item)."
+
+
+def _element(items: Any) -> Any:
+    """Type of the items of one list of a zip; it was checked to be one."""
+    return _known(shapes.element(items._type)) if type(items) is Ref else Any
+
+
+def _known(type_: Any) -> Any:
+    return Any if type_ is shapes.MISSING else type_
 
 
 def _has_dollar(json: Any) -> bool:

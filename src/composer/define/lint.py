@@ -1,8 +1,8 @@
 """The few questions a Ref cannot hear: `is`, `match`, type(), id(). Found in the source, when there is one.
 
 This is the only defence against a plan that is quietly wrong, so what it finds is an error. It must therefore be
-sure: a name counts as a Ref only if it is a parameter, or if all that is assigned to it are steps' results or parts
-of such names. A name that is also set to None, say, is left alone.
+sure: a name counts as a Ref only if it is a parameter, or if all that is assigned to it are results of steps, maps and
+joins, or parts of such names. A name that is also set to None, say, is left alone.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _root(node: ast.expr) -> str:
 
 
 def _calls_step(call: ast.Call, scope: dict[str, Any], is_step: Callable[[object], bool]) -> bool:
-    """Whether a call is of a step: `charge(...)`, `flows.charge(...)`, `charge.options(...)(...)`."""
+    """Whether a call makes a Ref: `charge(...)`, `flows.charge(...)`, `charge.options(...).map(...)`, `zip_refs(...)`."""
     node: ast.expr = call.func
     attributes: list[str] = []
     while isinstance(node, (ast.Call, ast.Attribute)):

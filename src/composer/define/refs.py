@@ -8,7 +8,7 @@ out, every question only the value could answer. This module is the one place wh
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn
 
 from composer.define import shapes
@@ -18,7 +18,8 @@ from composer.errors import PlanAttributeError, PlanError, PlanTypeError
 _ADVICE: Final = {
     "if": "Data decides at run time: take the decision inside a step. and, or and not ask for a truth value too.",
     "compare": "The value is there at run time only: compare inside a step.",
-    "iterate": "Its length is known at run time only: do the loop inside a step. ref[0] selects one item.",
+    "iterate": "Its length is known at run time only: step.map(ref) runs the step for every item; or do the loop inside a step. "
+    "ref[0] selects one item. To put two lists side by side: step.map(zip_refs(a, b)).",
     "len": "Take the length inside a step.",
     "in": "Look it up inside a step.",
     "text": "Build text inside a step. To look at it while building, print(repr(ref)).",
@@ -29,6 +30,7 @@ _ADVICE: Final = {
     "call": "Methods do not run while the workflow is built: do it inside a step.",
     "with": "Nothing is opened or entered while the workflow is built: do it inside a step.",
     "store": "It belongs to the workflow that made it and cannot be taken out of it.",
+    "zip": "It exists only as the items of step.map(zip_refs(...)): select from the lists themselves, or zip inside a step.",
     "assign": "Values of a run do not change: return the new value from a step.",
 }
 # isinstance() against an ABC or a Protocol asks for the class from in here, on behalf of the frame before.
@@ -184,28 +186,49 @@ setattr(Symbol, "__bytes__", _refused("text", "{} has no bytes while the workflo
 
 
 class Ref(Symbol):
-    """The output of a node, or a part of it."""
+    """The output of a node, or of a join of several nodes, or a part of it.
 
-    __slots__ = ("_node", "_path")
+    `_node` is the node's name; of a join it is the word of the join, and `_of` the refs it joins.
+    """
+
+    __slots__ = ("_node", "_of", "_path")
     _node: str
     _path: tuple[str | int, ...]
+    _of: tuple[Ref, ...]
 
-    def __init__(self, scope: Scope, node: str, path: tuple[str | int, ...], type_: Any, where: Where) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        node: str,
+        path: tuple[str | int, ...],
+        type_: Any,
+        where: Where,
+        of: tuple[Ref, ...] = (),
+    ) -> None:
         put = object.__setattr__
         put(self, "_scope", scope)
         put(self, "_node", node)
         put(self, "_path", path)
         put(self, "_type", type_)
         put(self, "_where", where)
+        put(self, "_of", of)
 
     def _text(self) -> str:
-        return self._node + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in self._path)
+        start = f"{self._node}({', '.join(part._text() for part in self._of)})" if self._of else self._node
+        return start + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in self._path)
 
     def _json(self) -> dict[str, Any]:
-        out: dict[str, Any] = {"ref": self._node}
+        out: dict[str, Any] = {self._node: [part._json() for part in self._of]} if self._of else {"ref": self._node}
         if self._path:
             out["path"] = list(self._path)
         return out
+
+    def _nodes(self) -> Iterator[str]:
+        """Names of the nodes it reads; "input" for the run's own input."""
+        if not self._of:
+            yield self._node
+        for part in self._of:
+            yield from part._nodes()
 
     def __getattr__(self, name: str) -> Ref:
         if name.startswith("_"):  # probes of copy, IPython, numpy, pytest: never a path
@@ -215,7 +238,7 @@ class Ref(Symbol):
         except shapes.NoSuchField as error:
             advice = shapes.did_you_mean(name, error.close)
             raise PlanAttributeError(f"{self!r}: {error.reason}", advice, str(user_line())) from None
-        return Ref(self._scope, self._node, (*self._path, key), type_, self._where)
+        return Ref(self._scope, self._node, (*self._path, key), type_, self._where, self._of)
 
     def __getitem__(self, key: object) -> Ref:
         if type(key) is not int and type(key) is not str:
@@ -226,7 +249,29 @@ class Ref(Symbol):
         except shapes.NoSuchField as error:
             advice = shapes.did_you_mean(str(key), error.close)
             raise PlanTypeError(f"{self!r}: {error.reason}", advice, str(user_line())) from None
-        return Ref(self._scope, self._node, (*self._path, key), type_, self._where)
+        return Ref(self._scope, self._node, (*self._path, key), type_, self._where, self._of)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         refuse(f"{self!r}.{name} cannot be set", "assign")
+
+
+class Zip(Symbol):
+    """Several lists side by side, as zip_refs() made them: of use only as the items of a map."""
+
+    __slots__ = ("_lists",)
+    _lists: tuple[Any, ...]
+
+    def __init__(self, scope: Scope, lists: tuple[Any, ...], where: Where) -> None:
+        self._scope, self._lists, self._type, self._where = scope, lists, shapes.MISSING, where
+
+    def _text(self) -> str:
+        shown = (each._text() if isinstance(each, Symbol) else f"<{len(each)} items>" for each in self._lists)
+        return f"({', '.join(shown)})"
+
+    def __getitem__(self, key: object) -> NoReturn:
+        refuse(f"{self!r}[{key!r}] cannot be selected", "zip")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        refuse(f"{self!r} has no field {name!r}", "zip", PlanAttributeError)

@@ -15,6 +15,7 @@ from composer.core.plan import INPUT_NAME, Plan
 from composer.define import shapes
 from composer.define.build import Builder, building, current
 from composer.define.declaration import Declaration, declare
+from composer.define.joins import MAKERS
 from composer.define.lint import unheard
 from composer.define.options import WorkflowOptions, workflow_options
 from composer.define.payloads import codec
@@ -146,10 +147,14 @@ class Workflow(Generic[P, R_co]):
         return value
 
 
+def _makes_refs(called: object) -> bool:
+    return isinstance(called, Step) or any(called is maker for maker in MAKERS)
+
+
 def _built(declaration: Declaration) -> tuple[Builder, Any]:
     """Runs the builder function with Refs for its parameters: the builder with all nodes, and what was returned."""
     fn = declaration.fn
-    for line, problem in unheard(fn, lambda each: isinstance(each, Step)):
+    for line, problem in unheard(fn, _makes_refs):
         where = f"{fn.__code__.co_filename}:{line} in {fn.__name__}"
         raise PlanTypeError(problem, "Data decides at run time, so take the decision inside a step.", where)
     builder = Builder(declaration.name, fn.__globals__)
