@@ -18,10 +18,11 @@ import anyio
 
 from composer import Settings, Worker
 from composer.app import calm_collector, open_store
+from composer.define.workflow import Workflow
 from composer.postgres.embedded import EmbeddedPostgres
 from samples.noop import chain, diamond, fanout, single
 
-FLOWS = [chain, diamond, fanout, single]
+FLOWS: list[Workflow[..., Any]] = [chain, diamond, fanout, single]
 
 
 def arguments(given: Sequence[str] | None = None, **defaults: int) -> argparse.Namespace:

@@ -99,16 +99,6 @@ class Attempt:
         """The delivery it answers."""
         return self.claimed.task
 
-    def answers(self, task: Delivery) -> bool:
-        """Whether it is the attempt of this delivery, whatever else the two know of it."""
-        mine = self.claimed.task
-        return (mine.node, mine.item, mine.attempt, mine.delivery) == (
-            task.node,
-            task.item,
-            task.attempt,
-            task.delivery,
-        )
-
     def facts(self) -> dict[str, Any]:
         """What log lines say about it."""
         task = self.claimed.task
