@@ -3,7 +3,7 @@
 from composer.app import Worker
 from composer.client.async_client import AsyncClient, AsyncRunHandle, CancelResult, RetryResult
 from composer.client.client import Client, RunHandle
-from composer.client.views import NodeView, RunView
+from composer.client.views import MapProgress, NodeView, RunView
 from composer.core.retries import Retry
 from composer.define.context import StepContext, step_context
 from composer.define.joins import settled_each, zip_refs
@@ -37,6 +37,7 @@ __all__ = [
     "Client",
     "ComposerError",
     "IdempotencyConflict",
+    "MapProgress",
     "NodeView",
     "NonRetryable",
     "Outcome",

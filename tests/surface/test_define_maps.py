@@ -444,7 +444,7 @@ def test_settled_each_and_tolerance_exclude_each_other() -> None:
     assert refused(lambda o: settled_each(careful.map(o.items)), PlanError)
 
 
-ERROR = StepError("step-failed", "ValueError", "too heavy", "pack", "run-1")
+ERROR = StepError("ValueError", "too heavy", node="pack", item=1)
 
 
 @pytest.mark.parametrize(

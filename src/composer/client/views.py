@@ -131,7 +131,7 @@ def _node(node: Node, letter: NodeState, task: TaskRecord | None, counts: MapCou
         started_at=task.created_at if is_map else task.started_at,
         finished_at=task.finished_at,
         next_attempt_at=None if is_map else task.wake_at,
-        items=counts and MapProgress(counts.total, counts.completed, counts.failed, counts.withdrawn),
+        items=MapProgress(counts.total, counts.completed, counts.failed, counts.withdrawn) if counts else None,
     )
 
 

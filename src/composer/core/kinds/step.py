@@ -115,7 +115,8 @@ def _failed(node: Node, event: StepFailed, *, crashes_add: int = 0, fence: Fence
     }
     if crashes_add:
         facts["crashes"] = task.crashes + crashes_add
-    error = event.failure.encode(attempt=task.attempt)
+    place: dict[str, Any] = {"node": node.name, "item": task.item} if task.item >= 0 else {"node": node.name}
+    error = event.failure.encode(attempt=task.attempt, **place)
     if event.retryable and policy.has_another(failures):
         asked = event.retry_after
         delay = bounded(asked) if asked is not None else policy.delay_after(failures, event.jitter)
