@@ -275,7 +275,8 @@ class Plan:
         return part_code(index, path[0]) if path and isinstance(path[0], int) else list_code(index)
 
 
-_JOINS: Final = {"either": Need.EITHER, "maybe": Need.MAYBE, "settled": Need.SETTLED, "settled_each": Need.SETTLED}
+# A map that is read through settled_each does not fail for its items; for want of a list it fails like any node.
+_JOINS: Final = {"either": Need.EITHER, "maybe": Need.MAYBE, "settled": Need.SETTLED, "settled_each": Need.PLAIN}
 
 
 # -- read codes: what a task reads, as one number a value, so that a row of numbers names all of it ------------

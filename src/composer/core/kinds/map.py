@@ -47,22 +47,30 @@ def apply(draft: Draft, node: Node, event: Report | ItemsSettled) -> None:
         return
     counts = event.counts
     numbers: dict[str, Any] = {"items": counts.total, "completed": counts.completed, "failed": counts.failed}
-    if counts.has_failed and (counts.has_ended or draft.plan.fail_fast):
+    after = state_of(counts, fail_fast=draft.plan.fail_fast)
+    if after is NodeState.FAILED:
         failure, facts = _failure(node, counts)
-        draft.end_wait(node, TaskState.FAILED, error=failure.encode(**facts))
+        draft.end_wait(node, TaskState.FAILED, error=failure.encode(node=node.name, **facts))
         draft.record("map-failed", node=node.name, withdrawn=counts.withdrawn, **numbers)
         draft.fail(node, failure, **facts)
-    elif counts.has_ended:
+    elif after is NodeState.COMPLETED:
         draft.end_wait(node, TaskState.COMPLETED)
         draft.record("map-completed", node=node.name, **numbers)
         draft.settle(node.index, NodeState.COMPLETED)
-    elif counts.has_failed and letter == NodeState.MAPPING:
+    elif after is NodeState.DRAINING and letter == NodeState.MAPPING:
         # What has not begun is withdrawn, in pages; what runs may end.
         draft.letters[node.index] = NodeState.DRAINING
         draft.end_wait(node, TaskState.WAITING, wake_in=0.0)
         draft.record("map-draining", node=node.name, **numbers)
     else:
         draft.ignore(event, f"map {node.name} goes on: {counts.settled} of {counts.total} items have settled")
+
+
+def state_of(counts: MapCounts, *, fail_fast: bool = False) -> NodeState:
+    """What the counts of a map make of it. The table of the documentation is made of this."""
+    if counts.has_failed:
+        return NodeState.FAILED if counts.has_ended or fail_fast else NodeState.DRAINING
+    return NodeState.COMPLETED if counts.has_ended else NodeState.MAPPING
 
 
 def stop(draft: Draft, node: Node) -> None:
