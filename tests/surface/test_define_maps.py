@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from composer import Outcome, OutcomeError, PlanError, StepError, settled_each, step, workflow, zip_refs
-from composer.core.plan import Need, Plan, Term, list_code, names_in, plan_from_text
+from composer.core.plan import Need, Plan, Term, list_code, names_in, outcomes_code, plan_from_text
 from composer.define.payloads import codec
 from composer.define.workflow import Workflow
 from composer.errors import PayloadError, PlanAttributeError, PlanTypeError
@@ -429,7 +429,7 @@ def test_settled_each_reads_every_item_as_an_outcome() -> None:
     assert node(flow.plan, "say")["after"] == [{"settled_each": each}]
     plan = plan_from_text(flow.plan.text)
     assert plan.nodes[plan.index["say"]].terms == (Term(Need.PLAIN, (plan.index["pack"],)),)
-    assert plan.nodes[plan.index["look-2"]].reads == (plan.index["pack"],)
+    assert plan.nodes[plan.index["look-2"]].reads == (outcomes_code(plan.index["pack"]),)
 
 
 def test_settled_each_and_tolerance_exclude_each_other() -> None:
