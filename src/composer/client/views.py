@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from composer.core.plan import Plan
+from composer.core.plan import Node, Plan
+from composer.core.snapshot import Snapshot
 from composer.core.states import ENDED_RUN, NodeState, RunStatus
 from composer.errors import RunCancelled, RunFailed
 from composer.ports.store import RunRecord, TaskRecord
@@ -31,6 +32,8 @@ class NodeView:
     started_at: datetime | None = None
     finished_at: datetime | None = None
     next_attempt_at: datetime | None = None
+    answer: bool | None = None
+    """What a condition said; None for every other node, and while it has not been asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,12 @@ def view(record: RunRecord, plan: Plan) -> RunView:
         output=_decoded(record.output),
         error=_decoded(record.error),
         quarantine=record.quarantine,
-        nodes=[_node(node.name, node.step, letters[node.index], tasks.get(node.index)) for node in plan.nodes],
+        nodes=[
+            _guard(node, record.head.snapshot)
+            if node.kind == "guard"
+            else _node(node.name, node.step, letters[node.index], tasks.get(node.index))
+            for node in plan.nodes
+        ],
         created_at=record.created_at,
         updated_at=record.updated_at,
         finished_at=record.finished_at,
@@ -90,6 +98,12 @@ def _decoded(text: str | None) -> Any:
         return None if text is None else json.loads(text)
     except ValueError:
         return text
+
+
+def _guard(node: Node, run: Snapshot) -> NodeView:
+    letter = run.letters[node.index]
+    answer = node.index not in run.counters.no if letter is NodeState.COMPLETED else None
+    return NodeView(node.name, letter.word, "", answer=answer)
 
 
 def _node(name: str, step: str, letter: NodeState, task: TaskRecord | None) -> NodeView:

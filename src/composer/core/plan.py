@@ -10,7 +10,10 @@ queues and the like. A run can adopt a plan of the same shape with other options
 Wire format: in arguments a symbol is {"$": symbol}; user data that has a key "$" is quoted as
 {"$": {"const": ...}} or {"$": {"object": {...}}}. A symbol is {"ref": node, "path": [...]} or a join
 {"either" | "maybe" | "settled" | "settled_each": [symbols], "path": [...]} or an expression
-{"op": ..., "args": [...]} or {"const": ...}. The node called "input" is the run's own input.
+{"op": ..., "args": [...], "as": kind} or {"const": ...}. The node called "input" is the run's own input.
+
+A guard is a node of kind "guard" with one argument, "condition"; what hangs on its answer says so with
+"when": [{"guard": name, "is": true or false}], and all of them have to hold.
 """
 
 from __future__ import annotations
@@ -43,6 +46,8 @@ class Need(StrEnum):
     MAYBE = "maybe"
     EITHER = "either"
     SETTLED = "settled"
+    GUARD_YES = "guard-yes"
+    GUARD_NO = "guard-no"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,8 @@ class Node:
     """The nodes that have this one in their `needs`."""
     reads: tuple[int, ...]
     """Nodes whose outputs the arguments name; INPUT for the run's own input."""
+    reads_settled: tuple[int, ...] = ()
+    """Nodes depended on through settled(): where they failed, their errors are read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +170,7 @@ class Plan:
                 needs=needs[i],
                 users=tuple(users[i]),
                 reads=self._reads(node.get("args", {})),
+                reads_settled=_through_settled(terms[i]),
             )
             for i, node in enumerate(self.body["nodes"])
         )
@@ -186,6 +194,16 @@ class Plan:
     def output_reads(self) -> tuple[int, ...]:
         """Nodes whose outputs the run's output names."""
         return self._reads(self.output)
+
+    @cached_property
+    def output_reads_settled(self) -> tuple[int, ...]:
+        """Nodes the run's output depends on through settled()."""
+        return _through_settled(self.output_terms)
+
+    @cached_property
+    def handleable(self) -> frozenset[int]:
+        """Nodes that somebody reads through settled(): whether their failure fails the run depends on who ran."""
+        return frozenset(n for node in self.nodes for n in _through_settled(node.terms)) | {*self.output_reads_settled}
 
     @cached_property
     def text(self) -> str:
@@ -213,7 +231,7 @@ class Plan:
             else:
                 terms += self._terms_of_symbol(symbol)
         for guard in node.get("when", ()):
-            terms += self._terms_of_symbol(guard)
+            terms.append(Term(Need.GUARD_YES if guard["is"] else Need.GUARD_NO, (self.index[guard["guard"]],)))
         return tuple(dict.fromkeys(terms))
 
     def _terms_in(self, template: Any) -> Iterator[Term]:
@@ -230,9 +248,13 @@ class Plan:
         elif "const" not in symbol:
             for word, need in _JOINS.items():
                 if word in symbol:
-                    yield Term(
-                        need, tuple(self.index[part["ref"]] for part in symbol[word] if part["ref"] != INPUT_NAME)
-                    )
+                    names = [part["ref"] for part in symbol[word]]
+                    nodes = tuple(self.index[name] for name in names if name != INPUT_NAME)
+                    if need is Need.EITHER and len(nodes) < len(names):
+                        # The input is always there: a branch is taken whatever becomes of the others.
+                        need = Need.MAYBE
+                    if nodes:
+                        yield Term(need, nodes)
 
     def _reads(self, template: Any) -> tuple[int, ...]:
         found: dict[int, None] = {}
@@ -240,6 +262,10 @@ class Plan:
             for name in names_in(symbol):
                 found[INPUT if name == INPUT_NAME else self.index[name]] = None
         return tuple(found)
+
+
+def _through_settled(terms: Sequence[Term]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(n for term in terms if term.need is Need.SETTLED for n in term.nodes))
 
 
 _JOINS: Final = {"either": Need.EITHER, "maybe": Need.MAYBE, "settled": Need.SETTLED, "settled_each": Need.SETTLED}

@@ -33,6 +33,7 @@ from composer.ports.store import (
     RunHead,
     RunRecord,
     StartAnswer,
+    StoredValues,
     TaskRecord,
     Verdict,
     WorkerRecord,
@@ -239,7 +240,8 @@ class MemoryStore:
 
     def _claimed(self, run_id: str, run: _Run, task: _Task) -> ClaimedTask:
         values = {node: text for node in task.reads if (text := self._value(run, node)) is not None}
-        return ClaimedTask(self._head(run_id, run), self._delivery(task), task.step, values, None, task.details)
+        errors = {node: text for node in task.reads if (text := self._error(run, node)) is not None}
+        return ClaimedTask(self._head(run_id, run), self._delivery(task), task.step, values, None, task.details, errors)
 
     @staticmethod
     def _value(run: _Run, node: int) -> str | None:
@@ -247,6 +249,11 @@ class MemoryStore:
             return run.new.input
         task = run.tasks.get((node, -1))
         return task.output if task is not None and task.state is TaskState.COMPLETED else None
+
+    @staticmethod
+    def _error(run: _Run, node: int) -> str | None:
+        task = run.tasks.get((node, -1))
+        return task.error if task is not None and task.state is TaskState.FAILED else None
 
     @staticmethod
     def _head(run_id: str, run: _Run) -> RunHead:
@@ -334,13 +341,13 @@ class MemoryStore:
         """Runs as they are now."""
         return {run_id: self._head(run_id, self._runs[run_id]) for run_id in run_ids if run_id in self._runs}
 
-    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """Outputs of completed nodes."""
-        found: dict[tuple[str, int], str] = {}
-        for run_id, node in wanted:
-            if run_id in self._runs and (text := self._value(self._runs[run_id], node)) is not None:
-                found[run_id, node] = text
-        return found
+    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> StoredValues:
+        """Outputs of completed nodes, errors of failed ones."""
+        known = [(run_id, node) for run_id, node in wanted if run_id in self._runs]
+        return StoredValues(
+            {(i, node): text for i, node in known if (text := self._value(self._runs[i], node)) is not None},
+            {(i, node): text for i, node in known if (text := self._error(self._runs[i], node)) is not None},
+        )
 
     async def leased_to(self, owner: str, run_ids: Sequence[str] | None) -> list[ClaimedTask]:
         """Tasks of these runs, or of all, that `owner` holds."""

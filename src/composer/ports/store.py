@@ -92,6 +92,16 @@ class ClaimedTask:
     """The item, for a map item."""
     details: str | None = None
     """What the last heartbeat of any attempt left, as JSON text."""
+    errors: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Errors of the nodes among those that failed: what settled() reads. The run's letters say which did."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValues:
+    """Ends of nodes, by (run id, node): outputs of completed ones (INPUT: the run's input), errors of failed ones."""
+
+    outputs: Mapping[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
+    errors: Mapping[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,8 +326,8 @@ class Store(Protocol):
         """Runs as they are now; those that do not exist are left out."""
         ...
 
-    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """Outputs of completed nodes, by (run id, node); INPUT gives the run's input."""
+    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> StoredValues:
+        """Outputs and errors of nodes whose tasks have completed or failed; INPUT gives the run's input. The rest is left out."""
         ...
 
     async def leased_to(self, owner: str, run_ids: Sequence[str] | None) -> list[ClaimedTask]:

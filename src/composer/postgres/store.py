@@ -32,6 +32,7 @@ from composer.ports.store import (
     RunHead,
     RunRecord,
     StartAnswer,
+    StoredValues,
     Verdict,
     WorkerRecord,
 )
@@ -356,8 +357,8 @@ class PostgresStore:
         rows = await self._fetch("loading runs", self._sql.load_heads, self.namespace, list(run_ids))
         return {str(row["id"]): head_of(row, row["id"]) for row in rows}
 
-    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """Outputs of completed nodes."""
+    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> StoredValues:
+        """Outputs of completed nodes, errors of failed ones."""
         rows = await self._fetch(
             "loading outputs",
             self._sql.load_values,
@@ -365,7 +366,13 @@ class PostgresStore:
             [run for run, _ in wanted],
             [node for _, node in wanted],
         )
-        return {(str(row["run_id"]), row["node"]): row["value"] for row in rows}
+        outputs: dict[tuple[str, int], str] = {}
+        errors: dict[tuple[str, int], str] = {}
+        for row in rows:
+            (outputs if row["error"] is None else errors)[str(row["run_id"]), row["node"]] = (
+                row["error"] or row["value"]
+            )
+        return StoredValues(outputs, errors)
 
     async def leased_to(self, owner: str, run_ids: Sequence[str] | None) -> list[ClaimedTask]:
         """Tasks of these runs, or of all, that `owner` holds."""
@@ -576,7 +583,11 @@ def _delivery(row: Any, owner: str) -> Delivery:
 
 
 def _claimed(row: Any, owner: str) -> ClaimedTask:
-    values = dict(zip(row["nodes"], row["outputs"], strict=True)) if row["nodes"] else {}
+    values: dict[int, str] = {}
+    errors: dict[int, str] = {}
+    if row["nodes"]:
+        for node, output, error in zip(row["nodes"], row["outputs"], row["errors"], strict=True):
+            (values if error is None else errors)[node] = error or output
     return ClaimedTask(
-        head_of(row, row["run_id"]), _delivery(row, owner), row["step"], values, row["input"], row["details"]
+        head_of(row, row["run_id"]), _delivery(row, owner), row["step"], values, row["input"], row["details"], errors
     )

@@ -30,6 +30,7 @@ from composer.core.events import (
 )
 from composer.core.expressions import Unreadable, render
 from composer.core.plan import Node, Plan
+from composer.core.values import Values
 from composer.define.context import StepContext, enter, leave
 from composer.define.step import Step
 from composer.errors import NonRetryable, PayloadError, RetryAfter, Snooze, StepCancelled
@@ -183,7 +184,9 @@ class Attempt:
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]] | StepFailed:
         try:
-            text = render(self.plan, self.node.args, self.claimed.values.__getitem__)
+            claimed = self.claimed
+            values = Values(claimed.run.snapshot.letters.text, claimed.values, claimed.errors)
+            text = render(self.plan, self.node.args, values)
             return self.step.decode_arguments(text)
         except Unreadable as error:
             why = f"the arguments of step {self.node.step} cannot be read: {error}"

@@ -2,7 +2,7 @@
 -- $1 namespace, $2 queues (most important first), $3 steps, $4 how many, $5 owner, $6 lease seconds.
 -- Locks: outbox rows, then their tasks, both SKIP LOCKED: never waits, so it cannot deadlock with a commit.
 -- Index: outbox_pop, tasks_pkey, runs_pkey.
--- Returns: the leased tasks; `nodes` and `outputs` run in parallel.
+-- Returns: the leased tasks; `nodes`, `outputs` and `errors` run in parallel: a node that failed has an error, any other none.
 with p as materialized (
   select o.ctid as at, o.run_id, o.node, o.item
     from unnest($2::text[]) with ordinality as q(queue, ord)
@@ -53,14 +53,15 @@ l as (
   returning x.run_id, x.node, x.item, x.step, x.attempt, x.delivery, x.failures, x.crashes, x.reads, x.input, x.details
 )
 select l.run_id, l.node, l.item, l.step, l.attempt, l.delivery, l.failures, l.crashes, l.input, l.details,
-       r.plan, r.version, r.status, r.letters, r.counters, r.priority as run_priority, d.nodes, d.outputs, extract(epoch from clock_timestamp())::float8 as at
+       r.plan, r.version, r.status, r.letters, r.counters, r.priority as run_priority, d.nodes, d.outputs, d.errors, extract(epoch from clock_timestamp())::float8 as at
   from l
  cross join lateral (
     select plan, version, status, letters, counters, priority from composer.runs r where r.namespace = $1 and r.id = l.run_id offset 0
   ) r
   left join lateral (
-    select array_agg(s.node) as nodes, array_agg(s.value) as outputs
+    select array_agg(s.node) as nodes, array_agg(s.value) as outputs, array_agg(s.error) as errors
       from unnest(l.reads) as u(node)
-     cross join lateral (select s.node, case s.node when -1 then s.input else s.output end as value from composer.tasks s
-                          where s.namespace = $1 and s.run_id = l.run_id and s.node = u.node and s.item = -1 and s.state = 'completed' offset 0) s
+     cross join lateral (select s.node, case s.node when -1 then s.input else s.output end as value, case s.state when 'failed' then s.error end as error
+                           from composer.tasks s
+                          where s.namespace = $1 and s.run_id = l.run_id and s.node = u.node and s.item = -1 and s.state in ('completed', 'failed') offset 0) s
   ) d on true
