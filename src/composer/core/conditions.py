@@ -10,7 +10,6 @@ be; it has no order.
 from __future__ import annotations
 
 import json
-import math
 import operator
 import re
 from collections.abc import Callable
@@ -58,7 +57,7 @@ def _number(value: Any) -> int | float:
     # Infinite floats are text in JSON. NaN is nothing a condition could be asked about.
     if isinstance(value, str) and value in ("Infinity", "-Infinity"):
         return float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise ValueError
     return value
 
