@@ -18,11 +18,11 @@ import anyio
 
 from composer.core.decide import decide, one_report_a_task
 from composer.core.events import Delivery, Event, ItemsSettled, Report, RetryRequested
-from composer.core.expressions import ABSENT
 from composer.core.items import ItemChange, item_changes
-from composer.core.plan import Node, Plan, Read, node_read
-from composer.core.states import ENDED_RUN, NodeState
+from composer.core.plan import Node, Plan, node_of, node_read
+from composer.core.states import ENDED_RUN, NodeState, TaskState
 from composer.core.transition import NeedValues, Transition
+from composer.core.values import Values, absent_parts
 from composer.errors import PlanError, RunNotFound, StoreError, StoreUnavailable
 from composer.ports.store import ClaimedTask, CommitAnswer, ItemAnswer, ItemCommit, RunCommit, RunHead, Store, Verdict
 
@@ -73,6 +73,13 @@ class _Known:
     head: RunHead
     plan: Plan
     values: dict[int, str]
+    errors: dict[int, str] = field(default_factory=dict[int, str])
+    """Errors of failed nodes, where they are read."""
+
+    def forget_values(self) -> None:
+        """The run was opened again: what is at hand may be of its earlier life."""
+        self.values.clear()
+        self.errors.clear()
 
 
 @dataclass(slots=True)
@@ -101,13 +108,14 @@ class Applier:
         known = self._known.get(run_id)
         if known is None or known.head.plan_id != task.run.plan_id:
             plan = await self._load_plan(task.run.plan_id, None)
-            self._known[run_id] = known = _Known(task.run, plan, dict(task.values))
+            self._known[run_id] = known = _Known(task.run, plan, dict(task.values), dict(task.errors))
         else:
             if task.run.snapshot.version > known.head.snapshot.version:
                 if task.run.snapshot.counters.retries != known.head.snapshot.counters.retries:
-                    known.values.clear()
+                    known.forget_values()
                 known.head = task.run
             known.values.update(task.values)
+            known.errors.update(task.errors)
         return known.plan
 
     def forget(self, run_id: str) -> None:
@@ -267,8 +275,7 @@ class Applier:
     def _refresh(known: _Known, head: RunHead) -> None:
         """The run as a store has just said it is."""
         if head.snapshot.counters.retries != known.head.snapshot.counters.retries:
-            # The run was opened again elsewhere: outputs at hand may be of its earlier life.
-            known.values.clear()
+            known.forget_values()
         if head.snapshot.version >= known.head.snapshot.version:
             known.head = replace(head, plan_id=known.head.plan_id)
 
@@ -280,7 +287,7 @@ class Applier:
         applied.heads[run_id] = known.head
         while True:
             try:
-                decision = decide(known.plan, known.head.snapshot, events, known.values)
+                decision = decide(known.plan, known.head.snapshot, events, known.values, known.errors)
             except Exception as error:
                 # One run that cannot be decided must not stop the others of its batch, nor the loop.
                 await self.quarantine(known.head, error)
@@ -288,14 +295,23 @@ class Applier:
                 return None
             if not isinstance(decision, NeedValues):
                 break
-            wanted = [(run_id, node) for node in decision.nodes]
+            wanted = [(run_id, code) for code in decision.nodes]
             found = await persistently(partial(self._store.load_values, wanted), None)
-            known.values.update({node: text for (_, node), text in found.items()})
-            missing = [code for code in decision.nodes if code not in known.values]
+            known.values.update({code: text for (_, code), text in found.outputs.items()})
+            known.errors.update({node: text for (_, node), text in found.errors.items()})
             # That a list has no such item is for the decision to say; that an output is gone is for nobody.
-            known.values.update({code: ABSENT for code in missing if node_read(code)[1] is Read.PART})
-            missing = [code for code in missing if code not in known.values]
+            known.values.update(absent_parts(decision.nodes, known.values))
+            missing = [
+                code for code in decision.nodes if code not in known.values and node_read(code)[0] not in known.errors
+            ]
             if missing:
+                # Nobody has them: either what is known of the run is out of date, or something is lost.
+                heads = await persistently(partial(self._store.load_heads, [run_id]), None)
+                now = heads.get(run_id)
+                if now is not None and now.snapshot.version > known.head.snapshot.version:
+                    known.head = applied.heads[run_id] = replace(now, plan_id=known.head.plan_id)
+                    known.forget_values()
+                    continue
                 await self.quarantine(known.head, LookupError(f"stored values {missing} are missing"))
                 self._ignore(applied, run_id, events, QUARANTINED)
                 return None
@@ -307,7 +323,7 @@ class Applier:
         taken = (
             start.node
             for start in decision.starts
-            if grant is not None and not start.waits and grant(run_id, nodes[start.node])
+            if grant is not None and start.is_ready and grant(run_id, nodes[start.node])
         )
         return _Round(known, events, decision, frozenset(taken))
 
@@ -345,6 +361,8 @@ class Applier:
                 for change in made.transition.changes:
                     if change.output is not None:
                         known.values[change.node] = change.output
+                    elif change.error is not None and change.state is TaskState.FAILED:
+                        known.errors[change.node] = change.error
                 for node in sorted(answer.leased):
                     delivery = Delivery(node, 1, 1, worker=self._owner, claimed_at=at)
                     applied.handed.append(ClaimedTask(known.head, delivery, known.plan.nodes[node].step, {}))
@@ -352,8 +370,7 @@ class Applier:
             case Verdict.LOST | Verdict.STALE:
                 assert answer.now is not None
                 if answer.now.counters.retries != known.head.snapshot.counters.retries:
-                    # The run was opened again elsewhere: outputs at hand may be of its earlier life.
-                    known.values.clear()
+                    known.forget_values()
                 known.head = RunHead(run_id, known.head.plan_id, answer.now, known.head.priority)
                 if answer.now.status in ENDED_RUN:
                     self._store.wakeups.run_ended(run_id, None)
@@ -383,17 +400,23 @@ class Applier:
         for task in applied.handed:
             known = self._known[task.run.run_id]
             known.values.update(task.values)
-            reads = known.plan.nodes[task.task.node].reads
-            missing += [(task.run.run_id, node) for node in reads if node not in known.values]
+            known.errors.update(task.errors)
+            node = known.plan.nodes[task.task.node]
+            at_hand = Values(known.head.snapshot.letters.text, known.values, known.errors)
+            missing += [(task.run.run_id, index) for index in at_hand.lacking(node.reads, node.reads_settled)]
         if missing:
             found = await persistently(lambda: self._store.load_values(missing), None)
-            for (run_id, node), text in found.items():
-                self._known[run_id].values[node] = text
+            for (run_id, index), text in found.outputs.items():
+                self._known[run_id].values[index] = text
+            for (run_id, index), text in found.errors.items():
+                self._known[run_id].errors[index] = text
         completed: list[ClaimedTask] = []
         for task in applied.handed:
             known = self._known[task.run.run_id]
-            values = {n: known.values[n] for n in known.plan.nodes[task.task.node].reads if n in known.values}
-            completed.append(ClaimedTask(known.head, task.task, task.step, values, task.input, task.details))
+            reads = known.plan.nodes[task.task.node].reads
+            values = {n: known.values[n] for n in reads if n in known.values}
+            errors = {n: known.errors[n] for n in map(node_of, reads) if n in known.errors}
+            completed.append(ClaimedTask(known.head, task.task, task.step, values, task.input, task.details, errors))
         applied.handed = completed
 
     async def quarantine(self, head: RunHead, error: BaseException) -> None:

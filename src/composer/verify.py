@@ -106,10 +106,13 @@ def _order(run: AuditedRun, plan: Plan) -> list[Violation]:
             letters[plan.index[name]] = letter
         for name, letter in row.changes.get("nodes", {}).items():
             node = plan.nodes[plan.index[name]]
-            if letter == NodeState.ACTIVE and any(letters[need] not in SETTLED for need in node.needs):
+            begins = NodeState.COMPLETED if node.kind == "guard" else NodeState.ACTIVE
+            if letter == begins and any(letters[need] not in SETTLED for need in node.needs):
                 found.append(
                     Violation(
-                        2, run_id, f"{name} became active at version {row.version}, before what it needs had settled"
+                        2,
+                        run_id,
+                        f"{name} became {begins.word} at version {row.version}, before what it needs had settled",
                     )
                 )
         for entry in row.changes.get("events", ()):

@@ -94,11 +94,11 @@ def runs(plan: Plan) -> list[Snapshot]:
 
 def answer(plan: Plan, run: Snapshot, batch: list[Event]) -> Transition:
     """The decision, with values for everything it may ask for."""
-    decision = decide(plan, run, batch)
-    if isinstance(decision, NeedValues):
+    values: dict[int, str] = {}
+    while isinstance(decision := decide(plan, run, batch, values, values), NeedValues):
         assert decision.nodes, "asked for nothing"
-        decision = decide(plan, run, batch, dict.fromkeys(decision.nodes, '{"n":1}'))
-    assert isinstance(decision, Transition), "asked twice"
+        assert values.keys().isdisjoint(decision.nodes), "asked for what it was given"
+        values |= dict.fromkeys(decision.nodes, '{"n":1}')
     return decision
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from composer.core.events import MapCounts
 from composer.core.plan import Node, Plan
+from composer.core.snapshot import Snapshot
 from composer.core.states import ENDED_RUN, NodeState, RunStatus
 from composer.errors import RunCancelled, RunFailed
 from composer.ports.store import RunRecord, TaskRecord
@@ -50,6 +51,8 @@ class NodeView:
     next_attempt_at: datetime | None = None
     items: MapProgress | None = None
     """Of a map that has begun."""
+    answer: bool | None = None
+    """What a condition said; None for every other node, and while it has not been asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,10 @@ def view(record: RunRecord, plan: Plan) -> RunView:
         error=_decoded(record.error),
         quarantine=record.quarantine,
         nodes=[
-            _node(node, letters[node.index], tasks.get(node.index), record.maps.get(node.index)) for node in plan.nodes
+            _guard(node, record.head.snapshot)
+            if node.kind == "guard"
+            else _node(node, letters[node.index], tasks.get(node.index), record.maps.get(node.index))
+            for node in plan.nodes
         ],
         created_at=record.created_at,
         updated_at=record.updated_at,
@@ -111,6 +117,12 @@ def _decoded(text: str | None) -> Any:
         return None if text is None else json.loads(text)
     except ValueError:
         return text
+
+
+def _guard(node: Node, run: Snapshot) -> NodeView:
+    letter = run.letters[node.index]
+    answer = node.index not in run.counters.no if letter is NodeState.COMPLETED else None
+    return NodeView(node.name, letter.word, "", answer=answer)
 
 
 def _node(node: Node, letter: NodeState, task: TaskRecord | None, counts: MapCounts | None) -> NodeView:

@@ -7,13 +7,14 @@ Every step is additive or guarded, so that two of them at once do no harm.
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from composer.apply import Applier, persistently
 from composer.core.events import ItemsSettled, MapCounts
-from composer.core.expressions import ABSENT
 from composer.core.items import PAGE, NoItems, items_of, tolerance_of
-from composer.core.plan import Node, Plan, Read, node_read
+from composer.core.plan import Node, Plan
 from composer.core.states import NodeState
+from composer.core.values import Values, absent_parts
 from composer.ports.store import DueWait, MapPage, Store
 
 log = logging.getLogger("composer.coordinator")
@@ -44,14 +45,12 @@ async def _expand(store: Store, due: DueWait, plan: Plan, node: Node, first: int
     """Stores pages until the last one, or until somebody else does."""
     run_id = due.head.run_id
     wanted = [(run_id, code) for code in node.list_reads]
-    values = {
-        code: text for (_, code), text in (await persistently(lambda: store.load_values(wanted), _PATIENCE)).items()
-    }
-    for code in node.list_reads:
-        if node_read(code)[1] is Read.PART:
-            values.setdefault(code, ABSENT)
+    stored = await persistently(lambda: store.load_values(wanted), _PATIENCE)
+    outputs = {code: text for (_, code), text in stored.outputs.items()}
+    outputs |= absent_parts(node.list_reads, outputs)
+    errors = {at: text for (_, at), text in stored.errors.items()}
     try:
-        found = items_of(plan, node, values.__getitem__)
+        found = items_of(plan, node, Values(due.head.snapshot.letters.text, outputs, errors))
     except (NoItems, KeyError) as error:
         # The list was read when the map began: it cannot have become another one, but by a hand in the tables.
         await Applier(store).quarantine(due.head, error)
@@ -64,8 +63,8 @@ async def _expand(store: Store, due: DueWait, plan: Plan, node: Node, first: int
             run_id, plan, node.index, first, total, found.texts[first : first + PAGE], tolerance,
             due.head.snapshot.counters.retries, found.digest, due.head.priority,
         )  # fmt: skip
-        stored, counts = await persistently(lambda page=page: store.expand_map(page), _PATIENCE)  # type: ignore[misc]
-        if not stored:
+        is_taken, counts = await persistently(partial(store.expand_map, page), _PATIENCE)
+        if not is_taken:
             log.debug("another coordinator stores the items", extra={"run_id": run_id, "node": node.name})
             return None
         first += len(page.inputs)

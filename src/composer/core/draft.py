@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from composer.core.events import Delivery, Event, Failure
 from composer.core.plan import Node, Plan
-from composer.core.snapshot import Counters, Letters, Snapshot
+from composer.core.snapshot import Letters, Snapshot
 from composer.core.states import OPEN_TASK, SETTLED, NodeState, RunStatus, TaskState
 from composer.core.transition import Fence, RunResult, TaskChange, TaskStart, Transition
+from composer.core.values import Values
 
 
 def entry_of(plan: Plan, event: str, task: Delivery, **facts: Any) -> dict[str, Any]:
@@ -31,15 +33,23 @@ class Draft:
     """What is known and what was decided so far, for one run and one batch of events."""
 
     __slots__ = (
-        "_before", "changes", "counters", "entries", "ignored", "letters", "newly_settled", "plan",
-        "reset", "restarts", "result", "starts", "status", "stops", "values", "wanted",
+        "_before", "answers", "changes", "counters", "entries", "errors", "ignored", "letters", "missing",
+        "newly_settled", "plan", "reset", "restarts", "result", "starts", "status", "stops", "unevaluable", "values",
     )  # fmt: skip
 
-    def __init__(self, plan: Plan, before: Snapshot, values: Mapping[int, str]) -> None:
+    def __init__(self, plan: Plan, before: Snapshot, values: Mapping[int, str], errors: Mapping[int, str]) -> None:
         self.plan = plan
         self._before = before
         self.values = dict(values)
-        """Outputs known to this decision, as JSON text."""
+        """Outputs known to this decision, as JSON text by read code."""
+        self.errors = dict(errors)
+        """Errors of failed nodes known to this decision, as JSON text."""
+        self.missing: list[int] = []
+        """Read codes of what has to be known before anything can be decided."""
+        self.answers: dict[int, bool] = {}
+        """What guards answered."""
+        self.unevaluable: dict[int, str] = {}
+        """Why guards could not."""
         self.status = before.status
         self.letters: list[str] = list(before.letters.text)
         self.counters = before.counters
@@ -52,13 +62,15 @@ class Draft:
         self.entries: list[dict[str, Any]] = []
         self.ignored: list[tuple[Event, str]] = []
         self.newly_settled: list[int] = []
-        self.wanted: dict[int, None] = {}
-        """Read codes without whose values this cannot be decided."""
 
     @property
     def is_unborn(self) -> bool:
         """Whether the run has had no transition yet, and none is under way."""
         return self._before.version == 0 and not self.entries
+
+    def known(self) -> Values:
+        """How nodes have ended, as far as this decision knows."""
+        return Values(self.letters, self.values, self.errors)
 
     # -- what node kinds say ---------------------------------------------------------------------------
     def activate(self, node: Node) -> None:
@@ -76,11 +88,11 @@ class Draft:
         """The task that waits for the node ends, or is looked at again in `wake_in` seconds."""
         self.change(TaskChange(node.index, -1, Fence.WAITING, 0, 0, state, error=error, delay=wake_in))
 
-    def has_values(self, codes: Sequence[int]) -> bool:
-        """Whether all of these can be read now. What is missing is asked for, and the decision begins again."""
-        missing = [code for code in codes if code not in self.values]
-        self.wanted.update(dict.fromkeys(missing))
-        return not missing
+    def has_all(self, reads: Sequence[int], settled: Sequence[int] = ()) -> bool:
+        """Whether all of these read codes can be read now. What is missing is asked for, and the decision begins again."""
+        lacking = self.known().lacking(reads, settled)
+        self.missing += lacking
+        return not lacking
 
     def settle(self, node: int, state: NodeState) -> None:
         """The node has reached its end; whoever needs it is looked at next."""
@@ -90,14 +102,36 @@ class Draft:
     def change(self, change: TaskChange) -> None:
         """The task's one outcome in this batch."""
         self.changes[change.node, change.item] = change
+        if change.state is TaskState.FAILED and change.item < 0 and change.error is not None:
+            self.errors[change.node] = change.error
 
-    def fail(self, node: Node, failure: Failure, **facts: Any) -> None:
-        """The node has failed for good. The run's first failure, within a batch by plan order, becomes its error."""
+    def answer(self, node: Node, answer: bool) -> None:
+        """The guard has answered."""
+        self.answers[node.index] = answer
+        if not answer:
+            self.counters = replace(self.counters, no=tuple(sorted({*self.counters.no, node.index})))
+        self.settle(node.index, NodeState.COMPLETED)
+
+    def fail(self, node: Node, failure: Failure, code: str = "node-failed", **facts: Any) -> None:
+        """The node has failed for good. The run's first failure, within a batch by plan order, becomes its error.
+
+        One that nobody can handle comes before one that somebody reads through settled().
+        """
         self.settle(node.index, NodeState.FAILED)
-        first = self.counters.first_failure
-        if first < 0 or (node.index < first and self._before.counters.first_failure < 0):
-            self.counters = Counters(node.index, self.counters.retries)
-            self.result = RunResult(error=failure.encode(code="node-failed", node=node.name, **facts))
+        first, handleable = self.counters.first_failure, self.plan.handleable
+        is_first = first < 0 or (node.index < first and self._before.counters.first_failure != first)
+        if first >= 0 and (first in handleable) != (node.index in handleable):
+            is_first = first in handleable
+        if is_first:
+            self.counters = replace(self.counters, first_failure=node.index)
+            self.result = RunResult(error=failure.encode(code=code, node=node.name, **facts))
+
+    def fail_unstarted(self, node: Node, failure: Failure) -> None:
+        """The node has failed before there was anything to run: its task is stored as failed, for those who read the error."""
+        error = failure.encode(node=node.name)
+        self.starts.append(TaskStart(node.index, reopened=self.counters.retries > 0, error=error))
+        self.errors[node.index] = error
+        self.fail(node, failure)
 
     def record(self, event: str, task: Delivery | None = None, **facts: Any) -> None:
         """A history entry. With a task it is the record of how a delivery ended."""
@@ -133,13 +167,19 @@ class Draft:
         if before.version == 0 or self.status is not before.status:
             history["status"] = self.status.value
         old, new = before.letters.text, letters.text
-        if old != new:
-            nodes = self.plan.nodes
-            history["nodes"] = {nodes[i].name: new[i] for i in range(len(new)) if old[i] != new[i]}
+        nodes, reset = self.plan.nodes, set(self.reset)
+        # A node that was reset and has come to the same end again has its letter told, as "reset" says it is blocked.
+        if old != new or reset:
+            told = (i for i in range(len(new)) if old[i] != new[i] or (i in reset and new[i] != NodeState.BLOCKED))
+            history["nodes"] = {nodes[i].name: new[i] for i in told}
+        if self.answers:
+            history["guards"] = {nodes[i].name: answer for i, answer in sorted(self.answers.items())}
+        if self.unevaluable:
+            history["unevaluable"] = {nodes[i].name: why for i, why in sorted(self.unevaluable.items())}
         if self.counters != before.counters:
             history["counters"] = self.counters.encode()
         if self.reset:
-            history["reset"] = [self.plan.nodes[i].name for i in self.reset]
+            history["reset"] = [nodes[i].name for i in self.reset]
         return Transition(
             after,
             changes=list(self.changes.values()),

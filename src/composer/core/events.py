@@ -36,6 +36,8 @@ class FailureKind(StrEnum):
     HEARTBEAT = "heartbeat"
     WORKER_LOST = "worker-lost"
     PAYLOAD = "payload"
+    CONDITION = "condition"
+    """No attempt of a step: a condition of the workflow could not be evaluated."""
 
 
 @dataclass(frozen=True, slots=True)

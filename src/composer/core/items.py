@@ -8,16 +8,17 @@ report items of one run at once. Only counts that reach an end are decided (kind
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from composer.core.draft import entry_of
 from composer.core.events import Report
-from composer.core.expressions import NotAList, Unreadable, elements, render, shown
+from composer.core.expressions import NotAList, Unreadable, elements, render, template_shown
 from composer.core.kinds import step
 from composer.core.plan import Node, Plan
 from composer.core.transition import TaskChange, history_json
+from composer.core.values import Values
 
 MOST_ITEMS: Final = 100_000
 """Items of one map. More are refused with the number: they are several maps, or fewer items that do more each."""
@@ -41,17 +42,17 @@ class ItemList:
     digest: str
 
 
-def items_of(plan: Plan, node: Node, value_of: Callable[[int], str]) -> ItemList:
+def items_of(plan: Plan, node: Node, values: Values) -> ItemList:
     """The list a map runs over. Raises NoItems when it is none, or too long."""
     try:
-        text = render(plan, node.args[node.over], value_of)
+        text = render(plan, node.args[node.over], values)
     except Unreadable as error:
         raise NoItems("ItemsUnreadable", f"the list of map {node.name} cannot be read: {error}") from None
     try:
         texts = elements(text)
     except NotAList as error:
         raise NoItems(
-            "NotAList", f"the list of map {node.name} ({shown(node.args[node.over])}) is {error}, not a list"
+            "NotAList", f"the list of map {node.name} ({template_shown(node.args[node.over])}) is {error}, not a list"
         ) from None
     if len(texts) > MOST_ITEMS:
         raise NoItems(
@@ -99,21 +100,6 @@ def item_changes(plan: Plan, reports: Sequence[Report]) -> list[ItemChange]:
 def list_text(outputs: Sequence[str]) -> str:
     """A map's output: the outputs of its completed items, in index order."""
     return "[" + ",".join(outputs) + "]"
-
-
-def outcomes_text(settled: Sequence[tuple[str, str | None]]) -> str:
-    """What settled_each reads of a map: its items in index order, each (task state, output or error text)."""
-    return "[" + ",".join(_outcome(state, text) for state, text in settled) + "]"
-
-
-def _outcome(state: str, text: str | None) -> str:
-    match state:
-        case "completed":
-            return f'{{"state":"completed","value":{text}}}'
-        case "failed":
-            return f'{{"state":"failed","error":{text}}}'
-        case _:
-            return '{"state":"cancelled"}'
 
 
 def part_of(outputs: Sequence[str], index: int) -> str | None:

@@ -10,7 +10,11 @@ queues and the like. A run can adopt a plan of the same shape with other options
 Wire format: in arguments a symbol is {"$": symbol}; user data that has a key "$" is quoted as
 {"$": {"const": ...}} or {"$": {"object": {...}}}. A symbol is {"ref": node, "path": [...]} or a join
 {"either" | "maybe" | "settled" | "settled_each": [symbols], "path": [...]} or an expression
-{"op": ..., "args": [...]} or {"const": ...}. The node called "input" is the run's own input.
+{"op": ..., "args": [...], "as": kind} or {"const": ...}. The node called "input" is the run's own input. A map's list may
+also be {"zip": [symbols]}.
+
+A guard is a node of kind "guard" with one argument, "condition"; what hangs on its answer says so with
+"when": [{"guard": name, "is": true or false}], and all of them have to hold.
 """
 
 from __future__ import annotations
@@ -43,6 +47,8 @@ class Need(StrEnum):
     MAYBE = "maybe"
     EITHER = "either"
     SETTLED = "settled"
+    GUARD_YES = "guard-yes"
+    GUARD_NO = "guard-no"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +120,8 @@ class Node:
     """The nodes that have this one in their `needs`."""
     reads: tuple[int, ...]
     """What the arguments read, as read codes (see `read_code`)."""
+    reads_settled: tuple[int, ...] = ()
+    """Nodes depended on through settled(): where they failed, their errors are read."""
     over: str = ""
     """A map's parameter that takes one item; its argument is the list."""
     list_reads: tuple[int, ...] = ()
@@ -171,6 +179,7 @@ class Plan:
                 needs=needs[i],
                 users=tuple(users[i]),
                 reads=self._reads([v for k, v in node.get("args", {}).items() if k != node.get("over")]),
+                reads_settled=_through_settled(terms[i]),
                 over=node.get("over", ""),
                 list_reads=self._reads(node["args"][node["over"]]) if "over" in node else (),
             )
@@ -196,6 +205,16 @@ class Plan:
     def output_reads(self) -> tuple[int, ...]:
         """What the run's output reads, as read codes."""
         return self._reads(self.output)
+
+    @cached_property
+    def output_reads_settled(self) -> tuple[int, ...]:
+        """Nodes the run's output depends on through settled()."""
+        return _through_settled(self.output_terms)
+
+    @cached_property
+    def handleable(self) -> frozenset[int]:
+        """Nodes that somebody reads through settled(): whether their failure fails the run depends on who ran."""
+        return frozenset(n for node in self.nodes for n in _through_settled(node.terms)) | {*self.output_reads_settled}
 
     @cached_property
     def read_each(self) -> frozenset[int]:
@@ -229,7 +248,7 @@ class Plan:
             else:
                 terms += self._terms_of_symbol(symbol)
         for guard in node.get("when", ()):
-            terms += self._terms_of_symbol(guard)
+            terms.append(Term(Need.GUARD_YES if guard["is"] else Need.GUARD_NO, (self.index[guard["guard"]],)))
         return tuple(dict.fromkeys(terms))
 
     def _terms_in(self, template: Any) -> Iterator[Term]:
@@ -246,9 +265,13 @@ class Plan:
         elif "const" not in symbol:
             for word, need in _JOINS.items():
                 if word in symbol:
-                    yield Term(
-                        need, tuple(self.index[part["ref"]] for part in symbol[word] if part["ref"] != INPUT_NAME)
-                    )
+                    names = [part["ref"] for part in symbol[word]]
+                    nodes = tuple(self.index[name] for name in names if name != INPUT_NAME)
+                    if need is Need.EITHER and len(nodes) < len(names):
+                        # The input is always there: a branch is taken whatever becomes of the others.
+                        need = Need.MAYBE
+                    if nodes:
+                        yield Term(need, nodes)
 
     def _reads(self, template: Any) -> tuple[int, ...]:
         return tuple(dict.fromkeys(code for symbol in symbols(template) for code in self._codes(symbol)))
@@ -273,6 +296,10 @@ class Plan:
             return outcomes_code(index)
         path = ref.get("path")
         return part_code(index, path[0]) if path and isinstance(path[0], int) else list_code(index)
+
+
+def _through_settled(terms: Sequence[Term]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(n for term in terms if term.need is Need.SETTLED for n in term.nodes))
 
 
 # A map that is read through settled_each does not fail for its items; for want of a list it fails like any node.
@@ -322,6 +349,11 @@ def node_read(code: int) -> tuple[int, Read, int]:
         return node, Read.OUTCOMES if kind else Read.LIST, 0
     node, at = divmod(-code - _PARTS, _SPAN)
     return node, Read.PART, at - _SPAN // 2
+
+
+def node_of(code: int) -> int:
+    """The node that a read code reads; INPUT for the run's input."""
+    return code if code >= INPUT else node_read(code)[0]
 
 
 def symbols(template: Any) -> Iterator[Mapping[str, Any]]:

@@ -61,6 +61,13 @@ class TaskStart:
     """It is not for a worker: something else settles the node, and the task is what waits for that."""
     wake_in: float | None = None
     """Of a task that waits: seconds until a coordinator looks at it; None leaves that to an event."""
+    error: str | None = None
+    """Of a task that has failed as soon as it came to its turn: why, as JSON text."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is for a worker."""
+        return not self.waits and self.error is None
 
 
 @dataclass(slots=True)

@@ -16,7 +16,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from composer.core.events import Delivery, MapCounts
-from composer.core.items import list_text, outcomes_text, part_of
+from composer.core.items import list_text, part_of
+from composer.core.outcomes import each_text
 from composer.core.plan import INPUT, Node, Plan, Read, node_read
 from composer.core.snapshot import Snapshot
 from composer.core.states import ENDED_RUN, OPEN_TASK, NodeState, RunStatus, TaskState
@@ -40,6 +41,7 @@ from composer.ports.store import (
     RunHead,
     RunRecord,
     StartAnswer,
+    StoredValues,
     TaskRecord,
     Verdict,
     WorkerRecord,
@@ -104,6 +106,16 @@ class _Run:
     tasks: dict[tuple[int, int], _Task] = field(default_factory=dict[tuple[int, int], _Task])
     history: list[HistoryRow] = field(default_factory=list[HistoryRow])
     maps: dict[int, _Map] = field(default_factory=dict[int, _Map])
+
+
+def _outcome(item: _Task) -> tuple[str, str | None, str | None]:
+    match item.state:
+        case TaskState.COMPLETED:
+            return "completed", item.output, None
+        case TaskState.FAILED:
+            return "failed", None, item.error
+        case _:
+            return "cancelled", None, None
 
 
 _Waiting = tuple[int, int, int, str, _Run, _Task]
@@ -226,7 +238,9 @@ class MemoryStore:
             if old is not None:
                 task.attempt, task.delivery, task.created_at = old.attempt + 1, old.delivery, old.created_at
             run.tasks[start.node, start.item] = task
-            if start.waits:
+            if start.error is not None:
+                task.state, task.error, task.finished_at = TaskState.FAILED, start.error, now
+            elif start.waits:
                 task.state = TaskState.WAITING
                 if start.wake_in is not None:
                     task.wake_at = now + timedelta(seconds=start.wake_in)
@@ -286,7 +300,10 @@ class MemoryStore:
 
     def _claimed(self, run_id: str, run: _Run, task: _Task) -> ClaimedTask:
         values = {node: text for node in task.reads if (text := self._value(run, node)) is not None}
-        return ClaimedTask(self._head(run_id, run), self._delivery(task), task.step, values, task.input, task.details)
+        errors = {node: text for code in task.reads for node, text in self._error(run, code).items()}
+        return ClaimedTask(
+            self._head(run_id, run), self._delivery(task), task.step, values, task.input, task.details, errors
+        )
 
     @staticmethod
     def _value(run: _Run, code: int) -> str | None:
@@ -298,9 +315,15 @@ class MemoryStore:
             return task.output if task is not None and task.state is TaskState.COMPLETED else None
         items = _items(run, node)
         if what is Read.OUTCOMES:
-            return outcomes_text([(t.state, t.output if t.state is TaskState.COMPLETED else t.error) for t in items])
+            return each_text(map(_outcome, items))
         outputs = [t.output or "" for t in items if t.state is TaskState.COMPLETED]
         return list_text(outputs) if what is Read.LIST else part_of(outputs, index)
+
+    @staticmethod
+    def _error(run: _Run, code: int) -> dict[int, str]:
+        node = node_read(code)[0]
+        task = run.tasks.get((node, -1)) if code != INPUT else None
+        return {node: task.error or ""} if task is not None and task.state is TaskState.FAILED else {}
 
     @staticmethod
     def _head(run_id: str, run: _Run) -> RunHead:
@@ -580,13 +603,13 @@ class MemoryStore:
         """Runs as they are now."""
         return {run_id: self._head(run_id, self._runs[run_id]) for run_id in run_ids if run_id in self._runs}
 
-    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """Stored values by read code."""
-        found: dict[tuple[str, int], str] = {}
-        for run_id, code in wanted:
-            if run_id in self._runs and (text := self._value(self._runs[run_id], code)) is not None:
-                found[run_id, code] = text
-        return found
+    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> StoredValues:
+        """What read codes give, and the errors of nodes among them that failed."""
+        known = [(run_id, code) for run_id, code in wanted if run_id in self._runs]
+        return StoredValues(
+            {(i, code): text for i, code in known if (text := self._value(self._runs[i], code)) is not None},
+            {(i, node): text for i, code in known for node, text in self._error(self._runs[i], code).items()},
+        )
 
     async def leased_to(self, owner: str, run_ids: Sequence[str] | None) -> list[ClaimedTask]:
         """Tasks of these runs, or of all, that `owner` holds."""

@@ -93,6 +93,16 @@ class ClaimedTask:
     """The item, for a map item."""
     details: str | None = None
     """What the last heartbeat of any attempt left, as JSON text."""
+    errors: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Errors of the nodes among those that failed, by node: what settled() reads. The run's letters say which did."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValues:
+    """What stored values are: outputs by (run id, read code), errors of failed nodes by (run id, node)."""
+
+    outputs: Mapping[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
+    errors: Mapping[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,8 +405,8 @@ class Store(Protocol):
         """Runs as they are now; those that do not exist are left out."""
         ...
 
-    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """Stored values by (run id, read code), see core.plan; those that do not exist are left out."""
+    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> StoredValues:
+        """What (run id, read code) give, see core.plan, and the errors of nodes among them that failed. The rest is left out."""
         ...
 
     async def leased_to(self, owner: str, run_ids: Sequence[str] | None) -> list[ClaimedTask]:

@@ -18,7 +18,7 @@ import anyio
 import asyncpg
 
 from composer.core.events import Delivery, MapCounts
-from composer.core.plan import Node, Plan, plan_from_text
+from composer.core.plan import Node, Plan, node_read, plan_from_text
 from composer.core.snapshot import Snapshot
 from composer.ports.store import (
     AuditedRun,
@@ -38,6 +38,7 @@ from composer.ports.store import (
     RunHead,
     RunRecord,
     StartAnswer,
+    StoredValues,
     Verdict,
     WorkerRecord,
 )
@@ -278,7 +279,7 @@ class PostgresStore:
                     run.plan.nodes[s.node].options.queue
                     for run in runs
                     for s in run.transition.starts
-                    if s.node not in run.leased and not s.waits
+                    if s.node not in run.leased and s.is_ready
                 }
             )
             if any(
@@ -354,7 +355,7 @@ class PostgresStore:
                     for start in made.starts:
                         if start.waits:
                             timer = timer or start.wake_in is not None
-                        elif start.node not in leased:
+                        elif start.is_ready and start.node not in leased:
                             ready.add(nodes[start.node].options.queue)
                 for change in made.changes:
                     if change.delay is not None:
@@ -449,8 +450,8 @@ class PostgresStore:
         rows = await self._fetch("loading runs", self._sql.load_heads, self.namespace, list(run_ids))
         return {str(row["id"]): head_of(row, row["id"]) for row in rows}
 
-    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """Outputs of completed nodes."""
+    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> StoredValues:
+        """What read codes give, and the errors of nodes among them that failed."""
         rows = await self._fetch(
             "loading outputs",
             self._sql.load_values,
@@ -458,7 +459,10 @@ class PostgresStore:
             [run for run, _ in wanted],
             [code for _, code in wanted],
         )
-        return {(str(row["run_id"]), row["code"]): row["value"] for row in rows}
+        return StoredValues(
+            {(str(row["run_id"]), row["code"]): row["value"] for row in rows if row["value"] is not None},
+            {(str(row["run_id"]), node_read(row["code"])[0]): row["error"] for row in rows if row["error"] is not None},
+        )
 
     async def leased_to(self, owner: str, run_ids: Sequence[str] | None) -> list[ClaimedTask]:
         """Tasks of these runs, or of all, that `owner` holds."""
@@ -671,17 +675,30 @@ def _delivery(row: Any, owner: str) -> Delivery:
 def _all_claimed(rows: Sequence[Any], owner: str) -> list[ClaimedTask]:
     """The claimed tasks of some rows. What items of one map read is sent with the first of them only."""
     tasks = [_claimed(row, owner) for row in rows]
-    shared = {(task.run.run_id, task.task.node): task.values for task in tasks if task.values and task.task.item >= 0}
+    shared = {
+        (task.run.run_id, task.task.node): task
+        for task in tasks
+        if task.task.item >= 0 and (task.values or task.errors)
+    }
     if not shared:
         return tasks
     return [
-        task if task.task.item < 0 else replace(task, values=shared.get((task.run.run_id, task.task.node), task.values))
+        replace(task, values=first.values, errors=first.errors)
+        if task.task.item >= 0 and (first := shared.get((task.run.run_id, task.task.node)))
+        else task
         for task in tasks
     ]
 
 
 def _claimed(row: Any, owner: str) -> ClaimedTask:
-    values = dict(zip(row["nodes"], row["outputs"], strict=True)) if row["nodes"] else {}
+    values: dict[int, str] = {}
+    errors: dict[int, str] = {}
+    if row["nodes"]:
+        for code, output, error in zip(row["nodes"], row["outputs"], row["errors"], strict=True):
+            if output is not None:
+                values[code] = output
+            if error is not None:
+                errors[node_read(code)[0]] = error
     return ClaimedTask(
-        head_of(row, row["run_id"]), _delivery(row, owner), row["step"], values, row["input"], row["details"]
+        head_of(row, row["run_id"]), _delivery(row, owner), row["step"], values, row["input"], row["details"], errors
     )

@@ -29,8 +29,9 @@ from composer.core.events import (
     StepReleased,
     StepSnoozed,
 )
-from composer.core.expressions import ABSENT, Unreadable, render
-from composer.core.plan import Node, Plan, Read, node_read
+from composer.core.expressions import Unreadable, render
+from composer.core.plan import Node, Plan, node_of
+from composer.core.values import Values, absent_parts
 from composer.define.context import StepContext, enter, leave
 from composer.define.step import Step
 from composer.errors import NonRetryable, PayloadError, RetryAfter, Snooze, StepCancelled
@@ -183,7 +184,7 @@ class Attempt:
         except ValueError as error:
             why = f"the stored arguments of step {self.node.step} are no JSON: {error}"
         except KeyError as error:
-            node = node_read(error.args[0])[0]
+            node = node_of(error.args[0])
             why = f"the output of node {self.plan.nodes[node].name if node >= 0 else 'input'} is missing"
         return self._failed(Failure(FailureKind.PAYLOAD, "PayloadMismatch", why), retryable=False)
 
@@ -288,17 +289,13 @@ class Attempt:
 
 def arguments_text(plan: Plan, node: Node, claimed: ClaimedTask) -> str:
     """The arguments of a claimed task as a JSON object. Raises Unreadable, KeyError for a value that was not handed over."""
-
-    def value_of(code: int) -> str:
-        if code not in claimed.values and node_read(code)[1] is Read.PART:
-            return ABSENT
-        return claimed.values[code]
-
+    reads = {**claimed.values, **absent_parts(node.reads, claimed.values)}
+    values = Values(claimed.run.snapshot.letters.text, reads, claimed.errors)
     if not node.over:
-        return render(plan, node.args, value_of)
+        return render(plan, node.args, values)
     fixed = {name: template for name, template in node.args.items() if name != node.over}
     item = f"{dumps(node.over)}:{claimed.input}"
-    return f"{{{item},{render(plan, fixed, value_of)[1:]}" if fixed else f"{{{item}}}"
+    return f"{{{item},{render(plan, fixed, values)[1:]}" if fixed else f"{{{item}}}"
 
 
 _limiters: dict[int, anyio.CapacityLimiter] = {}

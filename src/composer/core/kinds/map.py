@@ -19,13 +19,14 @@ from composer.core.states import NodeState, TaskState
 
 def activate(draft: Draft, node: Node) -> None:
     """The list is there: over none it has completed, else a coordinator stores the items."""
-    if not draft.has_values(node.list_reads):
+    if not draft.has_all(node.list_reads, node.reads_settled):
         return
     try:
-        found = items_of(draft.plan, node, draft.values.__getitem__)
+        found = items_of(draft.plan, node, draft.known())
     except NoItems as error:
+        failure = Failure(FailureKind.PAYLOAD, error.code, error.why)
         draft.record("map-failed", node=node.name, error=error.why)
-        draft.fail(node, Failure(FailureKind.PAYLOAD, error.code, error.why))
+        draft.fail_unstarted(node, failure)
         return
     if not found.texts:
         draft.values[list_code(node.index)] = draft.values[outcomes_code(node.index)] = "[]"
@@ -87,7 +88,7 @@ def explain(node: Node, letter: NodeState) -> str:
     return letter.word
 
 
-def _failure(node: Node, counts: MapCounts) -> tuple[Failure, dict[str, int]]:
+def _failure(node: Node, counts: MapCounts) -> tuple[Failure, dict[str, Any]]:
     """The failure of the item that failed first, which is the map's, and where it was."""
     first = json.loads(counts.error or "{}")
     rest = f", and {counts.failed - 1} more failed" if counts.failed > 1 else ""
@@ -97,5 +98,5 @@ def _failure(node: Node, counts: MapCounts) -> tuple[Failure, dict[str, int]]:
         f"item {counts.first_failed} of {counts.total}{rest}: {first.get('message', 'it failed')}",
         first.get("traceback", ""),
     )
-    facts = {"item": counts.first_failed, "failed": counts.failed, "items": counts.total}
+    facts: dict[str, Any] = {"item": counts.first_failed, "failed": counts.failed, "items": counts.total}
     return failure, {**facts, "attempt": first["attempt"]} if "attempt" in first else facts

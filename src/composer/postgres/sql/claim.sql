@@ -2,7 +2,7 @@
 -- $1 namespace, $2 queues (most important first), $3 steps, $4 how many, $5 owner, $6 lease seconds.
 -- Locks: outbox rows, then their tasks, both SKIP LOCKED: never waits, so it cannot deadlock with a commit.
 -- Index: outbox_pop, outbox_plain, tasks_pkey, runs_pkey.
--- Returns: the leased tasks; `nodes` (read codes) and `outputs` run in parallel; items of one map share those of the first.
+-- Returns: the leased tasks; `nodes` (read codes), `outputs` and `errors` run in parallel, and a node that failed has an error; items of one map share those of the first.
 -- $7 is 0 or 1 at random: the odd one of an odd number.
 -- Up to half of what is claimed is plain steps, whatever stands before them in the queue, so that a map of a hundred
 -- thousand items delays nobody; never one of a lower priority than the first in the queue.
@@ -73,16 +73,19 @@ l as (
          lease_expires_at = clock_timestamp() + make_interval(secs => coalesce(x.lease_seconds, $6::float8)), started_at = clock_timestamp()
    where x.state = 'ready'
   returning x.run_id, x.node, x.item, x.step, x.attempt, x.delivery, x.failures, x.crashes, x.reads, x.input, x.details
+),
+first as materialized (
+  select run_id, node, min(item) as item from l where item >= 0 group by run_id, node
 )
 select l.run_id, l.node, l.item, l.step, l.attempt, l.delivery, l.failures, l.crashes, l.input, l.details,
-       r.plan, r.version, r.status, r.letters, r.counters, r.priority as run_priority, d.nodes, d.outputs, extract(epoch from clock_timestamp())::float8 as at
-  from (select l.*, case when item < 0 or row_number() over (partition by run_id, node order by item) = 1 then reads end as needs from l) l
+       r.plan, r.version, r.status, r.letters, r.counters, r.priority as run_priority, d.nodes, d.outputs, d.errors, extract(epoch from clock_timestamp())::float8 as at
+  from (select l.*, case when item < 0 or ((run_id, node, item) in (select run_id, node, item from first)) is true then reads end as needs from l) l
  cross join lateral (
     select plan, version, status, letters, counters, priority from composer.runs r where r.namespace = $1 and r.id = l.run_id offset 0
   ) r
   left join lateral (
-    select array_agg(s.code) as nodes, array_agg(s.value) as outputs
-      from (select u.code, (-- include _read
-           ) as value from (select l.run_id, code from unnest(l.needs) as u(code)) u offset 0) s
-     where s.value is not null
+    select array_agg(s.code) as nodes, array_agg(s.value) as outputs, array_agg(s.error) as errors
+      from (select u.code, -- include _read
+              from (select l.run_id, code from unnest(l.needs) as u(code)) u offset 0
+           ) s where s.value is not null or s.error is not null
   ) d on true

@@ -1,7 +1,7 @@
 -- The commit for everything rarer than a report in time: late reports, expired leases, stops, starts of scheduled runs,
 -- retries of failed runs. Hands nothing over at once.
 -- $1 namespace; $2..$11 a row a run; $12..$14 a row a run whose result changes; $15..$29 a row a changed task;
--- $30..$38 a row a task that becomes ready or waits (a row that exists is opened again).
+-- $30..$39 a row a task that becomes ready or waits (a row that exists is opened again).
 -- Locks: runs in id order (the only wait in the system), changed tasks in key order, open tasks of stopped runs, outbox rows SKIP LOCKED.
 -- Index: runs_pkey, tasks_pkey, outbox_task.
 -- Returns: as commit_steps.sql.
@@ -115,15 +115,16 @@ g as (
   ) q where o.ctid = q.at
 ),
 n as (
-  insert into composer.tasks as t (namespace, run_id, node, item, step, queue, priority, reads, state, lease_seconds, wake_at)
-  select $1, n.run_id, n.node, -1, n.step, n.queue, n.priority, n.reads::int[], n.state, n.lease_seconds, clock_timestamp() + make_interval(secs => n.wake_in)
-    from unnest($30::uuid[], $31::int[], $32::text[], $33::text[], $34::smallint[], $35::text[], $36::text[], $37::float8[], $38::float8[])
-      as n(run_id, node, step, queue, priority, reads, state, lease_seconds, wake_in)
+  insert into composer.tasks as t (namespace, run_id, node, item, step, queue, priority, reads, state, lease_seconds, wake_at, error, finished_at)
+  select $1, n.run_id, n.node, -1, n.step, n.queue, n.priority, n.reads::int[], n.state, n.lease_seconds, clock_timestamp() + make_interval(secs => n.wake_in),
+         n.error, case n.state when 'failed' then clock_timestamp() end
+    from unnest($30::uuid[], $31::int[], $32::text[], $33::text[], $34::smallint[], $35::text[], $36::text[], $37::float8[], $38::float8[], $39::text[])
+      as n(run_id, node, step, queue, priority, reads, state, lease_seconds, wake_in, error)
    where (n.run_id in (select id from won)) is true
   on conflict (namespace, run_id, node, item) do update
      set step = excluded.step, queue = excluded.queue, priority = excluded.priority, reads = excluded.reads, state = excluded.state,
          lease_seconds = excluded.lease_seconds, attempt = t.attempt + 1, failures = 0, crashes = 0, lease_owner = null,
-         lease_expires_at = null, started_at = null, finished_at = null, wake_at = excluded.wake_at, input = null, output = null, error = null, details = null
+         lease_expires_at = null, started_at = null, finished_at = excluded.finished_at, wake_at = excluded.wake_at, input = null, output = null, error = excluded.error, details = null
   returning t.run_id, t.node, t.item, t.step, t.queue, t.priority, t.state
 ),
 o as (
