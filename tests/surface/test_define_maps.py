@@ -152,7 +152,6 @@ def test_map_is_read_back_by_the_core() -> None:
     assert (many.options.max_concurrency, many.options.tolerate) == (3, "5.5%")
     assert (both.options.max_concurrency, both.options.tolerate, plan.nodes[plan.index["places"]].over) == (None, 0, "")
     assert both.terms == (Term(Need.PLAIN, (plan.index["places"],)), Term(Need.PLAIN, (many.index,)))
-    assert both.reads == (plan.index["places"], many.index)
     symbol = both.args["value"]["$"]
     assert symbol == {"zip": [{"ref": "places"}, {"ref": "any_of_it"}, {"const": [True, False, True]}]}
     assert list(names_in(symbol)) == ["places", "any_of_it"]
@@ -429,7 +428,6 @@ def test_settled_each_reads_every_item_as_an_outcome() -> None:
     assert node(flow.plan, "say")["after"] == [{"settled_each": each}]
     plan = plan_from_text(flow.plan.text)
     assert plan.nodes[plan.index["say"]].terms == (Term(Need.SETTLED, (plan.index["pack"],)),)
-    assert plan.nodes[plan.index["look-2"]].reads == (plan.index["pack"],)
 
 
 def test_settled_each_and_tolerance_exclude_each_other() -> None:

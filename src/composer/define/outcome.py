@@ -17,19 +17,19 @@ D = TypeVar("D")
 
 @dataclass(frozen=True, slots=True)
 class StepError:
-    """Why a node has no value: `type` and `message` of what was raised, the stable `code`, and where it happened.
+    """Why a node has no value: the stable `code`, `type` and `message` of what was raised, and where it happened.
 
-    `run_id` is the run of the node: another one than the reader's where a child run failed.
+    `run_id` is the run of the node: another one than the reader's where a child run failed. What is not known is "".
     """
 
     code: str
-    type: str
-    message: str
-    node: str
-    run_id: str
+    type: str = ""
+    message: str = ""
+    node: str = ""
+    run_id: str = ""
 
     def __str__(self) -> str:
-        return f"{self.type}: {self.message}" if self.message else self.type
+        return ": ".join(part for part in (self.type or self.code, self.message) if part)
 
 
 @dataclass(frozen=True)
