@@ -155,7 +155,7 @@ def _fits(given: Any, types: tuple[type, ...], what: str, wanted: str) -> None:
         and all(isinstance(each, type) and issubclass(each, types) and each is not bool for each in known)
     ):
         return
-    raise PlanTypeError(f"{what} takes {wanted}, not {given!r}, a {shapes.name_of(tp)}", "", str(user_line()))
+    raise PlanTypeError(f"{what} takes {wanted}, not {given!r}, of type {shapes.name_of(tp)}", "", str(user_line()))
 
 
 def _seconds(value: Any, what: str, *, least: float) -> float:

@@ -25,7 +25,7 @@ _WAYS_OUT: Final = "Read it with maybe(), either() or settled(), or move the rea
 
 class _Branches:
     def __init__(
-        self, plan: Plan, where: Mapping[str, Where], overlaps: set[tuple[str, ...]], returned_at: str
+        self, plan: Plan, where: Mapping[str, Any], overlaps: set[tuple[str, ...]] | None, returned_at: str
     ) -> None:
         self.plan, self.where, self.overlaps, self.returned_at = plan, where, overlaps, returned_at
         self.bodies: Mapping[str, Any] = {node["name"]: node for node in plan.body["nodes"]}
@@ -109,7 +109,7 @@ class _Branches:
             return True
         if not branches:
             return False
-        # The outermost decider first: those inside of it answer only if it let them.
+        # One that was not asked may be given any answer: a branch inside of it carries what it was asked in as well.
         asked = {decider for branch in branches for decider, _ in branch}
         decider = min(asked, key=self.plan.index.__getitem__)
         return all(
@@ -136,8 +136,9 @@ class _Branches:
                     why = self.loose.get(name) or _shown(self.answers[name], self.plan.about.get("conditions", {}))
                     raise PlanError(
                         f"workflow {workflow} returns the result of {name}, which can be skipped",
-                        f"{why[0].upper()}{why[1:]}. Return either() of both branches, or maybe() of it and `| None` in the annotation.",
-                        str(self.where[name]),
+                        f"{why[0].upper()}{why[1:]}; it is at {self.where[name]}. Return either() of both branches, or "
+                        f"maybe() of it and `| None` in the annotation.",
+                        self.returned_at,
                     )
 
 

@@ -52,7 +52,7 @@ class Incomparable(Exception):
 def kinds(tp: Any) -> frozenset[Any] | None:
     """The kinds a value of the type can have, None left out; a plain enum is a kind by itself. None when the annotation
     does not tell. Raises Incomparable for lists, objects and None alone."""
-    if shapes.is_unknown(tp):
+    if shapes.is_unknown(tp) or shapes.kinds_of(tp) is None:
         return None
     found: set[Any] = set()
     members = shapes.members(tp)
@@ -62,8 +62,6 @@ def kinds(tp: Any) -> frozenset[Any] | None:
         if get_origin(member) in (Literal, te.Literal):
             values = [value for value in get_args(member) if value is not None]
             found |= {_kind(type(value), member) for value in values}
-        elif shapes.kinds_of(member) is None:
-            return None
         else:
             found.add(_kind(get_origin(member) or member, member))
     return frozenset(found)

@@ -41,7 +41,7 @@ def is_none(value: object, /) -> bool:
     given: Any = _operand(builder, "is_none()", value)
     kinds = shapes.kinds_of(given._type)
     if kinds is not None and "null" not in kinds:
-        problem = f"is_none() of {value!r}, a {shapes.name_of(given._type)}, can never be true"
+        problem = f"is_none() of {value!r}, of type {shapes.name_of(given._type)}, can never be true"
         advice = "Where a skipped result is meant: is_none(maybe(ref))."
         raise PlanTypeError(problem, advice, str(user_line()))
     return Expr(builder, "is_none", (given,))  # type: ignore[return-value]
@@ -52,7 +52,7 @@ def size(collection: Collection[object], /) -> int:
     builder = current("size()", INSIDE)
     given: Any = _operand(builder, "size()", collection)
     if not _has_items(given._type):
-        problem = f"size() of {given!r}: a {shapes.name_of(given._type)} has none"
+        problem = f"size() of {given!r}, of type {shapes.name_of(given._type)}, which has none"
         raise PlanTypeError(problem, "Lists, dicts and text have a size.", str(user_line()))
     return Expr(builder, "size", (given,), type_=int)  # type: ignore[return-value]
 
@@ -67,7 +67,7 @@ def contains(collection: Collection[object], item: object, /) -> bool:
         return _contained(builder, collection, item)  # type: ignore[no-any-return]
     given: Any = _operand(builder, "contains()", collection)
     if not _has_items(given._type):
-        problem = f"contains() of {given!r}: a {shapes.name_of(given._type)} contains nothing"
+        problem = f"contains() of {given!r}, of type {shapes.name_of(given._type)}, which contains nothing"
         raise PlanTypeError(problem, "Lists, dicts and text contain something.", str(user_line()))
     # The same rules as for ==, applied to what is inside.
     inner: Any = _Inside(given, _inside(given._type))
@@ -92,7 +92,7 @@ def _contained(builder: Any, collection: Any, item: Any) -> Any:
             raise comparing.Incomparable("its items are of several kinds")
         found = [constant_side(each, as_, shapes.MISSING).json for each in collection]
     except (comparing.Incomparable, PayloadError) as error:
-        problem = f"contains({short(collection)}, {item!r}), of a {shapes.name_of(given._type)}: {error}"
+        problem = f"contains({short(collection)}, {item!r}), of type {shapes.name_of(given._type)}: {error}"
         raise PlanTypeError(
             problem, "All items are of the kind of the value that is looked up.", str(user_line())
         ) from None

@@ -1,8 +1,9 @@
 """What is found in a workflow without running it, beside what its builder refuses.
 
-unheard() reads the source: the few questions a Ref cannot hear, `is`, `match`, type(), id(). This is the only defence against a plan that is quietly wrong, so what it finds is an error. It must therefore be
-sure: a name counts as a Ref only if it is a parameter, or if all that is assigned to it are results of steps, maps and
-joins, or parts of such names. A name that is also set to None, say, is left alone.
+unheard() reads the source: the few questions a Ref cannot hear, `is`, `match`, type(), id(). It is the only defence
+against a plan that is quietly wrong, so what it finds is an error. It must therefore be sure: a name counts as a Ref
+only if it is a parameter, or if all that is assigned to it are results of steps, maps and joins, or parts of such
+names. A name that is also set to None, say, is left alone.
 
 problems() reads the plan: what may be meant and mostly is not, such as a sleep that holds nothing up. These are
 warnings, which `composer check` prints.

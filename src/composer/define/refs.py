@@ -399,8 +399,8 @@ def compared(scope: Scope, op: str, left: Any, right: Any) -> Expr:
         as_ = comparing.common(left._type, type_, ordered=op not in ("eq", "ne"), constant=not is_value)
         other = right if is_value else constant_side(right, as_, left._type)
     except (comparing.Incomparable, PayloadError) as error:
-        what = f"{right!r}, a {shapes.name_of(right._type)}" if is_value else short(right)
-        problem = f"{left!r}, a {shapes.name_of(left._type)}, cannot be compared with {what}: {error}"
+        what = f"{right!r}, of type {shapes.name_of(right._type)}" if is_value else short(right)
+        problem = f"{left!r}, of type {shapes.name_of(left._type)}, cannot be compared with {what}: {error}"
         raise PlanTypeError(problem, "Compare values of one kind, or decide inside a step.", str(user_line())) from None
     return Expr(scope, op, (left, other), as_)
 
