@@ -3,7 +3,7 @@
 from composer.app import Worker
 from composer.client.async_client import AsyncClient, AsyncRunHandle, CancelResult, RetryResult
 from composer.client.client import Client, RunHandle
-from composer.client.views import NodeView, RunView
+from composer.client.views import MapProgress, NodeView, RunView
 from composer.core.retries import Retry
 from composer.define.blocks import otherwise, race, sleep, sleep_until, wait_for_event, when
 from composer.define.conditions import all_of, any_of, contains, is_none, not_, size
@@ -40,6 +40,7 @@ __all__ = [
     "Client",
     "ComposerError",
     "IdempotencyConflict",
+    "MapProgress",
     "NodeView",
     "NonRetryable",
     "Outcome",

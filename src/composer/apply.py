@@ -16,13 +16,15 @@ from typing import Final, TypeVar
 
 import anyio
 
-from composer.core.decide import decide
-from composer.core.events import Delivery, Event, Report, RetryRequested
-from composer.core.plan import Node, Plan
-from composer.core.states import ENDED_RUN
+from composer.core.decide import decide, one_report_a_task
+from composer.core.events import Delivery, Event, ItemsSettled, Report, RetryRequested
+from composer.core.expressions import ABSENT
+from composer.core.items import ItemChange, item_changes
+from composer.core.plan import Node, Plan, Read, node_read
+from composer.core.states import ENDED_RUN, NodeState
 from composer.core.transition import NeedValues, Transition
 from composer.errors import PlanError, RunNotFound, StoreError, StoreUnavailable
-from composer.ports.store import ClaimedTask, CommitAnswer, RunCommit, RunHead, Store, Verdict
+from composer.ports.store import ClaimedTask, CommitAnswer, ItemAnswer, ItemCommit, RunCommit, RunHead, Store, Verdict
 
 log = logging.getLogger("composer.apply")
 
@@ -58,6 +60,8 @@ class Applied:
     handed: list[ClaimedTask] = field(default_factory=list[ClaimedTask])
     """Tasks the committing worker got at once."""
     ignored: list[Ignored] = field(default_factory=list[Ignored])
+    items: int = 0
+    """Reports about map items that were applied."""
     uncertain: set[str] = field(default_factory=set[str])
     """Runs of commits whose answer was lost at least once."""
 
@@ -123,6 +127,7 @@ class Applier:
         waiting = {run_id: list(events) for run_id, events in batch.items()}
         fresh = await self._load(waiting, applied, patience)
         uncertain = applied.uncertain
+        await self._apply_items(waiting, applied, patience)
         for _ in range(_MOST_ROUNDS):
             rounds = {
                 run_id: made
@@ -198,6 +203,75 @@ class Applier:
             self._known[run_id] = _Known(head, plan, {})
         return unknown
 
+    async def _apply_items(self, waiting: dict[str, list[Event]], applied: Applied, patience: float | None) -> None:
+        """Takes reports about map items out of the batch and has them counted; puts in what the counts have come to."""
+        reports: dict[str, list[Report]] = {}
+        for run_id, events in list(waiting.items()):
+            mine = [event for event in events if isinstance(event, Report) and event.task.item >= 0]
+            if mine:
+                reports[run_id] = mine
+                rest = [event for event in events if not (isinstance(event, Report) and event.task.item >= 0)]
+                waiting.pop(run_id)
+                if rest:
+                    waiting[run_id] = rest
+        if not reports:
+            return
+        commits = [
+            ItemCommit(run_id, self._known[run_id].plan, self._item_changes(run_id, mine, applied))
+            for run_id, mine in reports.items()
+        ]
+        for commit, answer in zip(commits, await self._commit_items(commits, applied.uncertain, patience), strict=True):
+            run_id, known = commit.run_id, self._known[commit.run_id]
+            if answer is None:
+                self._ignore(applied, run_id, reports[run_id], "there is no such run any more")
+                continue
+            self._refresh(known, answer.head)
+            applied.heads[run_id] = known.head
+            applied.items += len(answer.applied)
+            for report in reports[run_id]:
+                if (report.task.node, report.task.item) not in answer.applied:
+                    self._ignore(applied, run_id, [report], _why_not_applied(answer, known.plan, report))
+            ends = [
+                ItemsSettled(node, counts)
+                for node, counts in answer.maps.items()
+                if counts.has_ended or counts.has_failed
+            ]
+            if ends:
+                waiting[run_id] = [*ends, *waiting.get(run_id, ())]
+
+    def _item_changes(self, run_id: str, reports: Sequence[Report], applied: Applied) -> list[ItemChange]:
+        kept, outdone = one_report_a_task(reports)
+        for report in outdone:
+            self._ignore(applied, run_id, [report], "another report of the task is in the same batch")
+        return item_changes(self._known[run_id].plan, kept)
+
+    async def _commit_items(
+        self, commits: list[ItemCommit], uncertain: set[str], patience: float | None
+    ) -> list[ItemAnswer | None]:
+        def lost(_: StoreUnavailable) -> None:
+            uncertain.update(commit.run_id for commit in commits)
+
+        try:
+            return await persistently(lambda: self._store.commit_items(commits), patience, lost)
+        except StoreError as error:
+            # One run that the database will not have must not stop the others of its batch, nor the loop.
+            if len(commits) > 1:
+                return [
+                    answer for commit in commits for answer in await self._commit_items([commit], uncertain, patience)
+                ]
+            known = self._known[commits[0].run_id]
+            await self.quarantine(known.head, error)
+            return [ItemAnswer(known.head, frozenset(), is_quarantined=True)]
+
+    @staticmethod
+    def _refresh(known: _Known, head: RunHead) -> None:
+        """The run as a store has just said it is."""
+        if head.snapshot.counters.retries != known.head.snapshot.counters.retries:
+            # The run was opened again elsewhere: outputs at hand may be of its earlier life.
+            known.values.clear()
+        if head.snapshot.version >= known.head.snapshot.version:
+            known.head = replace(head, plan_id=known.head.plan_id)
+
     async def _load_plan(self, plan_id: int, patience: float | None) -> Plan:
         return await persistently(lambda: self._store.load_plan(plan_id), patience)
 
@@ -217,9 +291,12 @@ class Applier:
             wanted = [(run_id, node) for node in decision.nodes]
             found = await persistently(partial(self._store.load_values, wanted), None)
             known.values.update({node: text for (_, node), text in found.items()})
-            missing = [node for node in decision.nodes if node not in known.values]
+            missing = [code for code in decision.nodes if code not in known.values]
+            # That a list has no such item is for the decision to say; that an output is gone is for nobody.
+            known.values.update({code: ABSENT for code in missing if node_read(code)[1] is Read.PART})
+            missing = [code for code in missing if code not in known.values]
             if missing:
-                await self.quarantine(known.head, LookupError(f"outputs of nodes {missing} are missing"))
+                await self.quarantine(known.head, LookupError(f"stored values {missing} are missing"))
                 self._ignore(applied, run_id, events, QUARANTINED)
                 return None
         if decision.is_empty:
@@ -227,7 +304,11 @@ class Applier:
                 self._ignore(applied, run_id, [event], reason)
             return None
         nodes = known.plan.nodes
-        taken = (start.node for start in decision.starts if grant is not None and grant(run_id, nodes[start.node]))
+        taken = (
+            start.node
+            for start in decision.starts
+            if grant is not None and not start.waits and grant(run_id, nodes[start.node])
+        )
         return _Round(known, events, decision, frozenset(taken))
 
     async def _commit(
@@ -328,6 +409,18 @@ class Applier:
     @staticmethod
     def _ignore(applied: Applied, run_id: str, events: Sequence[Event], reason: str) -> None:
         applied.ignored += [Ignored(run_id, event, reason) for event in events]
+
+
+def _why_not_applied(answer: ItemAnswer, plan: Plan, report: Report) -> str:
+    run = answer.head.snapshot
+    if answer.is_quarantined:
+        return QUARANTINED
+    if run.status in ENDED_RUN:
+        return f"the run is {run.status.value}"
+    letter = run.letters[report.task.node]
+    if letter not in (NodeState.MAPPING, NodeState.DRAINING):
+        return f"node {plan.nodes[report.task.node].name} is {letter.word}"
+    return "the item was handed out again, or ended, since this delivery"
 
 
 async def persistently(

@@ -84,7 +84,8 @@ def violations_of(run: AuditedRun, plan: Plan) -> list[Violation]:
         if tally.completions > 1:
             wrong(1, f"{plan.nodes[node].name}[{item}]: {tally.completions} results were applied")
     for task in record.tasks:
-        if task.state == TaskState.COMPLETED and task.output is None:
+        is_map = plan.nodes[task.node].kind == "map" and task.item < 0  # its items have the output
+        if task.state == TaskState.COMPLETED and task.output is None and not is_map:
             wrong(1, f"{plan.nodes[task.node].name}: it is completed and has no output")
 
     found += _order(run, plan)

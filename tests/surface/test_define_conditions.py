@@ -379,9 +379,9 @@ def test_predicates_of_an_outcome_are_conditions() -> None:
     assert condition_of(lambda o: outcome(o).failed) == failed
     assert condition_of(lambda o: not_(outcome(o).failed)) == {"op": "not", "args": [failed]}
     assert condition_of(lambda o: settled_each(charge.map([o]))[0].ok) == state("completed", 0, join="settled_each")  # type: ignore[list-item]
-    assert condition_of(lambda o: outcome(o).error.code == "x")["args"][0] == {  # type: ignore[union-attr]
+    assert condition_of(lambda o: outcome(o).error.kind == "x")["args"][0] == {  # type: ignore[union-attr]
         "settled": [{"ref": "charge"}],
-        "path": ["error", "code"],
+        "path": ["error", "kind"],
     }
     assert "Outcome.value_or is a method" in str(_refused_any(lambda o: outcome(o).value_or(3)))
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from composer import Outcome, OutcomeError, PlanError, StepError, settled_each, step, workflow, zip_refs
-from composer.core.plan import Need, Plan, Term, names_in, plan_from_text
+from composer.core.plan import Need, Plan, Term, list_code, names_in, outcomes_code, plan_from_text
 from composer.define.payloads import codec
 from composer.define.workflow import Workflow
 from composer.errors import PayloadError, PlanAttributeError, PlanTypeError
@@ -152,6 +152,7 @@ def test_map_is_read_back_by_the_core() -> None:
     assert (many.options.max_concurrency, many.options.tolerate) == (3, "5.5%")
     assert (both.options.max_concurrency, both.options.tolerate, plan.nodes[plan.index["places"]].over) == (None, 0, "")
     assert both.terms == (Term(Need.PLAIN, (plan.index["places"],)), Term(Need.PLAIN, (many.index,)))
+    assert (both.reads, both.list_reads) == ((), (plan.index["places"], list_code(many.index)))
     symbol = both.args["value"]["$"]
     assert symbol == {"zip": [{"ref": "places"}, {"ref": "any_of_it"}, {"const": [True, False, True]}]}
     assert list(names_in(symbol)) == ["places", "any_of_it"]
@@ -427,7 +428,8 @@ def test_settled_each_reads_every_item_as_an_outcome() -> None:
     assert node(flow.plan, "text-2")["args"]["value"]["$"]["path"] == [1, "error", "message"]
     assert node(flow.plan, "say")["after"] == [{"settled_each": each}]
     plan = plan_from_text(flow.plan.text)
-    assert plan.nodes[plan.index["say"]].terms == (Term(Need.SETTLED, (plan.index["pack"],)),)
+    assert plan.nodes[plan.index["say"]].terms == (Term(Need.PLAIN, (plan.index["pack"],)),)
+    assert plan.nodes[plan.index["look-2"]].reads == (outcomes_code(plan.index["pack"]),)
 
 
 def test_settled_each_and_tolerance_exclude_each_other() -> None:
@@ -442,7 +444,7 @@ def test_settled_each_and_tolerance_exclude_each_other() -> None:
     assert refused(lambda o: settled_each(careful.map(o.items)), PlanError)
 
 
-ERROR = StepError("step-failed", "ValueError", "too heavy", "pack", "run-1")
+ERROR = StepError("ValueError", "too heavy", node="pack", item=1)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from composer.core.draft import Draft
 from composer.core.events import (
     CancelRequested,
     DeadlinePassed,
     Event,
+    ItemsSettled,
     LeaseExpired,
     Report,
     RetryRequested,
@@ -24,14 +25,15 @@ from composer.core.events import (
     Started,
 )
 from composer.core.expressions import Unreadable, render
+from composer.core.kinds import map as map_
 from composer.core.kinds import step
-from composer.core.plan import Plan
+from composer.core.plan import Plan, node_read
 from composer.core.readiness import Standing, is_handled, standing
 from composer.core.snapshot import Counters, Snapshot
 from composer.core.states import ENDED_RUN, SETTLED, NodeState, RunStatus
 from composer.core.transition import NeedValues, RunResult, Transition
 
-_KINDS: Final = {"step": step}
+_KINDS: Final[Mapping[str, Any]] = {"step": step, "map": map_}
 _NOTHING: Final[Mapping[int, str]] = MappingProxyType({})
 _RESET: Final = frozenset({NodeState.FAILED, NodeState.SKIPPED, NodeState.CANCELLED, NodeState.COMPENSATED})
 
@@ -41,7 +43,8 @@ def decide(
 ) -> Transition | NeedValues:
     """What the events, in their order, make of the run: one transition for all of them.
 
-    `values` are outputs by node (INPUT for the run's input), as JSON text; NeedValues names those that are missing.
+    `values` are JSON texts by read code (core.plan): outputs by node, INPUT for the run's input; NeedValues names those
+    that are missing.
     An empty transition means that every event was ignored; `ignored` says why.
     """
     draft = Draft(plan, run, values)
@@ -49,6 +52,8 @@ def decide(
         _route(draft, event)
         if draft.newly_settled:
             _advance(draft)
+        if draft.wanted:
+            return NeedValues(tuple(draft.wanted))
     if draft.entries and draft.status is RunStatus.RUNNING:
         missing = _finish(draft)
         if missing:
@@ -57,24 +62,29 @@ def decide(
 
 
 def _one_report_a_task(draft: Draft, events: Sequence[Event]) -> list[Event]:
-    """The events without reports that another one of their batch outdoes: one task has one outcome in a batch.
+    reports, outdone = one_report_a_task([event for event in events if isinstance(event, Report)])
+    for event in outdone:
+        draft.ignore(event, "another report of the task is in the same batch")
+    kept = {id(event) for event in reports}
+    return [event for event in events if not isinstance(event, Report) or id(event) in kept]
+
+
+def one_report_a_task(reports: Sequence[Report]) -> tuple[list[Report], list[Report]]:
+    """Reports that count, and those that another one of their batch outdoes: one task has one outcome in a batch.
 
     The newest delivery counts, as an older one is no longer current; of one delivery a report rather than the expiry of
     its lease, then the first. Were a stale report taken, its fence would fail and the good one be lost with it.
     """
     best: dict[tuple[int, int], Report] = {}
-    for event in events:
-        if isinstance(event, Report):
-            rival = best.setdefault((event.task.node, event.task.item), event)
-            if _weight(event) > _weight(rival):
-                best[event.task.node, event.task.item] = event
-    kept: list[Event] = []
-    for event in events:
-        if isinstance(event, Report) and best[event.task.node, event.task.item] is not event:
-            draft.ignore(event, "another report of the task is in the same batch")
-        else:
-            kept.append(event)
-    return kept
+    for event in reports:
+        rival = best.setdefault((event.task.node, event.task.item), event)
+        if _weight(event) > _weight(rival):
+            best[event.task.node, event.task.item] = event
+    kept: list[Report] = []
+    outdone: list[Report] = []
+    for event in reports:
+        (kept if best[event.task.node, event.task.item] is event else outdone).append(event)
+    return kept, outdone
 
 
 def _weight(event: Report) -> tuple[int, int, bool]:
@@ -124,7 +134,7 @@ def _route(draft: Draft, event: Event) -> None:
             )
             draft.stop(RunStatus.FAILED, json.dumps({"code": "deadline", "message": limit}))
         case _:
-            index = event.task.node
+            index = event.node if isinstance(event, ItemsSettled) else event.task.node
             if not 0 <= index < len(plan.nodes):
                 draft.ignore(event, f"the plan has no node {index}")
                 return
@@ -238,7 +248,8 @@ def stale_nodes(plan: Plan, letters: Sequence[str]) -> list[int]:
     reset = {i for i, letter in enumerate(letters) if letter in _RESET}
     stale: list[int] = []
     for node in plan.nodes:
-        if letters[node.index] == NodeState.COMPLETED and not reset.isdisjoint(node.reads):
+        data = (node_read(code)[0] for code in (*node.reads, *node.list_reads))
+        if letters[node.index] == NodeState.COMPLETED and not reset.isdisjoint(data):
             reset.add(node.index)
             stale.append(node.index)
     return stale

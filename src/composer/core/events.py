@@ -121,6 +121,52 @@ class LeaseExpired:
 
 
 @dataclass(frozen=True, slots=True)
+class MapCounts:
+    """How far a map is. The first three add up to `total` when it has reached its end."""
+
+    total: int
+    completed: int = 0
+    failed: int = 0
+    withdrawn: int = 0
+    """Items that will not run: the map failed before they began."""
+    expanded: int = 0
+    """Items that are stored."""
+    held: int = 0
+    """Stored items that wait for their turn under `max_concurrency`."""
+    tolerance: int = 0
+    """Failed items that do not fail the map."""
+    first_failed: int = -1
+    """The item whose failure came first, -1 while none has failed."""
+    error: str = ""
+    """Its failure, as JSON text."""
+    retries: int = 0
+    """How often the run had been retried when the map began."""
+
+    @property
+    def settled(self) -> int:
+        """Items nothing more will happen to."""
+        return self.completed + self.failed + self.withdrawn
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every item has settled."""
+        return self.settled >= self.total
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether more items failed than it tolerates."""
+        return self.failed > self.tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class ItemsSettled:
+    """The counts of a map have reached an end: all items have settled, or more have failed than it tolerates."""
+
+    node: int
+    counts: MapCounts
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlinePassed:
     """The time the workflow allows a run is over."""
 
@@ -147,4 +193,4 @@ class RetryRequested:
 
 Report = StepCompleted | StepFailed | StepSnoozed | StepReleased | StepStopped | LeaseExpired
 """Events that answer a delivery."""
-Event = Report | Started | Scheduled | DeadlinePassed | CancelRequested | RetryRequested
+Event = Report | ItemsSettled | Started | Scheduled | DeadlinePassed | CancelRequested | RetryRequested

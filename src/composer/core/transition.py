@@ -11,7 +11,10 @@ from composer.core.events import Event
 from composer.core.snapshot import Snapshot
 from composer.core.states import ENDED_RUN, TaskState
 
-_HISTORY: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False).encode
+history_json: Final = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False
+).encode
+"""How history is written: in ASCII, since half a surrogate pair in a message must not make it unwritable."""
 
 
 class Fence(IntEnum):
@@ -21,6 +24,8 @@ class Fence(IntEnum):
     """The delivery is the current one; the task is leased, or was put back and nobody has claimed it since."""
     EXPIRY = 2
     """The delivery is the current one, and its lease is over on the database's clock."""
+    WAITING = 3
+    """The task waits. Only a decision ends a wait, so the run's version is guard enough."""
 
 
 @dataclass(slots=True)
@@ -52,6 +57,10 @@ class TaskStart:
     node: int
     item: int = -1
     reopened: bool = False
+    waits: bool = False
+    """It is not for a worker: something else settles the node, and the task is what waits for that."""
+    wake_in: float | None = None
+    """Of a task that waits: seconds until a coordinator looks at it; None leaves that to an event."""
 
 
 @dataclass(slots=True)
@@ -101,12 +110,12 @@ class Transition:
 
     @property
     def history_text(self) -> str:
-        """The history row: canonical JSON, in ASCII, since half a surrogate pair in a message must not make it unwritable."""
-        return _HISTORY(self.history)
+        """The history row, as JSON text."""
+        return history_json(self.history)
 
 
 @dataclass(frozen=True, slots=True)
 class NeedValues:
-    """The decision needs the outputs of these nodes first (INPUT: the run's input)."""
+    """The decision needs these values first, by read code (core.plan)."""
 
     nodes: tuple[int, ...]

@@ -17,19 +17,22 @@ D = TypeVar("D")
 
 @dataclass(frozen=True, slots=True)
 class StepError:
-    """Why a node has no value: the stable `code`, `type` and `message` of what was raised, and where it happened.
+    """Why a node has no value: `type` and `message` of what was raised, and where it happened.
 
-    `run_id` is the run of the node: another one than the reader's where a child run failed. What is not known is "".
+    `kind` is the stable word for it: error, timeout, heartbeat, worker-lost, payload, ...; `item` is that of a map, and
+    `run_id` is set where the node belongs to another run, a child of the reader's.
     """
 
-    code: str
     type: str = ""
     message: str = ""
+    kind: str = "error"
     node: str = ""
-    run_id: str = ""
+    item: int | None = None
+    attempt: int | None = None
+    run_id: str | None = None
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (self.type or self.code, self.message) if part)
+        return ": ".join(part for part in (self.type or self.kind, self.message) if part)
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import anyio
 import asyncpg
 
-from composer.core.events import Delivery
-from composer.core.plan import Plan, plan_from_text
+from composer.core.events import Delivery, MapCounts
+from composer.core.plan import Node, Plan, plan_from_text
 from composer.core.snapshot import Snapshot
 from composer.ports.store import (
     AuditedRun,
@@ -25,7 +27,11 @@ from composer.ports.store import (
     CommitAnswer,
     CommitAnswers,
     Due,
+    DueWait,
     HistoryRow,
+    ItemAnswer,
+    ItemCommit,
+    MapPage,
     NewRun,
     Renewal,
     RunCommit,
@@ -36,13 +42,21 @@ from composer.ports.store import (
     WorkerRecord,
 )
 from composer.ports.wakeups import RunEnd, Wakeups
-from composer.postgres.encode import encode_one, encode_rare, encode_start, encode_start_one, encode_steps
+from composer.postgres.encode import (
+    encode_items,
+    encode_one,
+    encode_page,
+    encode_rare,
+    encode_start,
+    encode_start_one,
+    encode_steps,
+)
 from composer.postgres.errors import AGAIN_AT_ONCE, mapped
 from composer.postgres.ids import RunIds
 from composer.postgres.listen import Listener
 from composer.postgres.migrate import check_schema, migrate
 from composer.postgres.partitions import make_partitions
-from composer.postgres.records import audited_run, head_of, run_record
+from composer.postgres.records import audited_run, head_of, map_counts, run_record
 from composer.postgres.statements import statements
 
 log = logging.getLogger("composer.postgres")
@@ -264,10 +278,15 @@ class PostgresStore:
                     run.plan.nodes[s.node].options.queue
                     for run in runs
                     for s in run.transition.starts
-                    if s.node not in run.leased
+                    if s.node not in run.leased and not s.waits
                 }
             )
-            if any(run.is_scheduled or run.plan.timeout is not None for run in runs):
+            if any(
+                run.is_scheduled
+                or run.plan.timeout is not None
+                or any(s.wake_in is not None for s in run.transition.starts)
+                for run in runs
+            ):
                 self.wakeups.timer_set()
         return answers
 
@@ -276,9 +295,17 @@ class PostgresStore:
     ) -> list[ClaimedTask]:
         """Leases ready tasks, arguments included, in one statement."""
         rows = await self._fetch(
-            "claiming tasks", self._sql.claim, self.namespace, list(queues), list(steps), limit, owner, lease
+            "claiming tasks",
+            self._sql.claim,
+            self.namespace,
+            list(queues),
+            list(steps),
+            limit,
+            owner,
+            lease,
+            random.getrandbits(1),
         )
-        return [_claimed(row, owner) for row in rows]
+        return _all_claimed(rows, owner)
 
     async def commit(self, commits: Sequence[RunCommit], *, owner: str = "", lease: float = 0.0) -> CommitAnswers:
         """Applies transitions: all ordinary ones in one statement, all rare ones in another."""
@@ -324,7 +351,11 @@ class PostgresStore:
                 found[commit.run_id] = CommitAnswer(commit.run_id, Verdict.WON, leased=leased)
                 if len(leased) < len(made.starts):
                     nodes = commit.plan.nodes
-                    ready.update(nodes[s.node].options.queue for s in made.starts if s.node not in leased)
+                    for start in made.starts:
+                        if start.waits:
+                            timer = timer or start.wake_in is not None
+                        elif start.node not in leased:
+                            ready.add(nodes[start.node].options.queue)
                 for change in made.changes:
                     if change.delay is not None:
                         timer = True
@@ -351,6 +382,68 @@ class PostgresStore:
             self.wakeups.timer_set()
         return at
 
+    async def commit_items(self, commits: Sequence[ItemCommit]) -> list[ItemAnswer | None]:
+        """Applies reports about map items, in one statement."""
+        rows = await self._fetch("committing items", self._sql.commit_items, *encode_items(self.namespace, commits))
+        positions = [(c.run_id, change) for c in commits for change in c.changes]
+        by_run: dict[str, list[Any]] = {}
+        for row in rows:
+            by_run.setdefault(str(row["id"]), []).append(row)
+        answers: list[ItemAnswer | None] = []
+        timer = False
+        for commit in commits:
+            found = by_run.get(commit.run_id)
+            if found is None:
+                answers.append(None)
+                continue
+            made = [positions[ord - 1][1].change for ord in found[0]["ords"] or ()]
+            timer = timer or any(change.delay is not None for change in made)
+            counts = {row["node"]: map_counts(row) for row in found if row["node"] is not None}
+            answers.append(
+                ItemAnswer(
+                    head_of(found[0], commit.run_id),
+                    frozenset((change.node, change.item) for change in made),
+                    {node: each for node, each in counts.items() if each is not None},
+                    is_quarantined=found[0]["quarantine"] is not None,
+                )
+            )
+        if rows:
+            self._ids.heard(rows[0]["at"])
+            self.wakeups.tasks_ready(rows[0]["queues"] or ())
+        if timer:
+            self.wakeups.timer_set()
+        return answers
+
+    async def expand_map(self, page: MapPage) -> tuple[bool, MapCounts | None]:
+        """Stores the page if it is the map's next one."""
+        rows = await self._fetch("storing items", self._sql.expand_map, *encode_page(self.namespace, page))
+        if rows[0]["is_ready"]:
+            self.wakeups.tasks_ready({page.plan.nodes[page.node].options.queue})
+        return rows[0]["stored"], map_counts(rows[0])
+
+    async def withdraw_items(self, run_id: str, node: Node, limit: int) -> tuple[int, MapCounts | None]:
+        """Withdraws items of a draining map that have not begun."""
+        rows = await self._fetch(
+            "withdrawing items",
+            self._sql.withdraw_items,
+            self.namespace,
+            run_id,
+            node.index,
+            limit,
+            json.dumps(node.name),
+        )
+        return rows[0]["found"] or 0, map_counts(rows[0])
+
+    async def free_items(self, run_id: str, node: int) -> None:
+        """Makes held items ready for which a map has room."""
+        rows = await self._fetch("freeing items", self._sql.free_items, self.namespace, run_id, node)
+        self.wakeups.tasks_ready(rows[0]["queues"] or ())
+
+    async def take_due_waits(self, limit: int, pause: float) -> list[DueWait]:
+        """Waiting tasks that are due."""
+        rows = await self._fetch("looking for due waits", self._sql.due_waits, self.namespace, limit, pause)
+        return [DueWait(head_of(row, row["run_id"]), row["node"], map_counts(row)) for row in rows]
+
     async def load_heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
         """Runs as they are now."""
         rows = await self._fetch("loading runs", self._sql.load_heads, self.namespace, list(run_ids))
@@ -363,9 +456,9 @@ class PostgresStore:
             self._sql.load_values,
             self.namespace,
             [run for run, _ in wanted],
-            [node for _, node in wanted],
+            [code for _, code in wanted],
         )
-        return {(str(row["run_id"]), row["node"]): row["value"] for row in rows}
+        return {(str(row["run_id"]), row["code"]): row["value"] for row in rows}
 
     async def leased_to(self, owner: str, run_ids: Sequence[str] | None) -> list[ClaimedTask]:
         """Tasks of these runs, or of all, that `owner` holds."""
@@ -373,7 +466,7 @@ class PostgresStore:
             held = f"select distinct run_id from {self._schema}.tasks where state = 'leased' and namespace = $1 and lease_owner = $2"
             run_ids = [str(row["run_id"]) for row in await self._fetch("reading back", held, self.namespace, owner)]
         rows = await self._fetch("reading back", self._sql.leased_to, self.namespace, owner, list(run_ids))
-        return [_claimed(row, owner) for row in rows]
+        return _all_claimed(rows, owner)
 
     async def renew(self, beats: Sequence[Beat], *, owner: str) -> list[Renewal]:
         """Extends leases and keeps heartbeat details, in one statement."""
@@ -573,6 +666,18 @@ def _delivery(row: Any, owner: str) -> Delivery:
         owner,
         row["at"] or 0.0,
     )
+
+
+def _all_claimed(rows: Sequence[Any], owner: str) -> list[ClaimedTask]:
+    """The claimed tasks of some rows. What items of one map read is sent with the first of them only."""
+    tasks = [_claimed(row, owner) for row in rows]
+    shared = {(task.run.run_id, task.task.node): task.values for task in tasks if task.values and task.task.item >= 0}
+    if not shared:
+        return tasks
+    return [
+        task if task.task.item < 0 else replace(task, values=shared.get((task.run.run_id, task.task.node), task.values))
+        for task in tasks
+    ]
 
 
 def _claimed(row: Any, owner: str) -> ClaimedTask:

@@ -13,6 +13,7 @@ import random
 import time
 import traceback
 from collections.abc import Callable
+from json import dumps
 from typing import Any, Final, Protocol
 
 import anyio
@@ -28,8 +29,8 @@ from composer.core.events import (
     StepReleased,
     StepSnoozed,
 )
-from composer.core.expressions import Unreadable, render
-from composer.core.plan import Node, Plan
+from composer.core.expressions import ABSENT, Unreadable, render
+from composer.core.plan import Node, Plan, Read, node_read
 from composer.define.context import StepContext, enter, leave
 from composer.define.step import Step
 from composer.errors import NonRetryable, PayloadError, RetryAfter, Snooze, StepCancelled
@@ -97,16 +98,6 @@ class Attempt:
     def task(self) -> Delivery:
         """The delivery it answers."""
         return self.claimed.task
-
-    def answers(self, task: Delivery) -> bool:
-        """Whether it is the attempt of this delivery, whatever else the two know of it."""
-        mine = self.claimed.task
-        return (mine.node, mine.item, mine.attempt, mine.delivery) == (
-            task.node,
-            task.item,
-            task.attempt,
-            task.delivery,
-        )
 
     def facts(self) -> dict[str, Any]:
         """What log lines say about it."""
@@ -183,7 +174,7 @@ class Attempt:
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]] | StepFailed:
         try:
-            text = render(self.plan, self.node.args, self.claimed.values.__getitem__)
+            text = arguments_text(self.plan, self.node, self.claimed)
             return self.step.decode_arguments(text)
         except Unreadable as error:
             why = f"the arguments of step {self.node.step} cannot be read: {error}"
@@ -192,7 +183,8 @@ class Attempt:
         except ValueError as error:
             why = f"the stored arguments of step {self.node.step} are no JSON: {error}"
         except KeyError as error:
-            why = f"the output of node {self.plan.nodes[error.args[0]].name if error.args[0] >= 0 else 'input'} is missing"
+            node = node_read(error.args[0])[0]
+            why = f"the output of node {self.plan.nodes[node].name if node >= 0 else 'input'} is missing"
         return self._failed(Failure(FailureKind.PAYLOAD, "PayloadMismatch", why), retryable=False)
 
     async def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
@@ -292,6 +284,21 @@ class Attempt:
 
     def _failed(self, failure: Failure, *, retryable: bool, retry_after: float | None = None) -> StepFailed:
         return StepFailed(self.task, failure, retryable, retry_after, random.random(), self.details)
+
+
+def arguments_text(plan: Plan, node: Node, claimed: ClaimedTask) -> str:
+    """The arguments of a claimed task as a JSON object. Raises Unreadable, KeyError for a value that was not handed over."""
+
+    def value_of(code: int) -> str:
+        if code not in claimed.values and node_read(code)[1] is Read.PART:
+            return ABSENT
+        return claimed.values[code]
+
+    if not node.over:
+        return render(plan, node.args, value_of)
+    fixed = {name: template for name, template in node.args.items() if name != node.over}
+    item = f"{dumps(node.over)}:{claimed.input}"
+    return f"{{{item},{render(plan, fixed, value_of)[1:]}" if fixed else f"{{{item}}}"
 
 
 _limiters: dict[int, anyio.CapacityLimiter] = {}

@@ -1,7 +1,7 @@
 -- The commit for everything rarer than a report in time: late reports, expired leases, stops, starts of scheduled runs,
 -- retries of failed runs. Hands nothing over at once.
 -- $1 namespace; $2..$11 a row a run; $12..$14 a row a run whose result changes; $15..$29 a row a changed task;
--- $30..$37 a row a task that becomes ready (a row that exists is opened again).
+-- $30..$38 a row a task that becomes ready or waits (a row that exists is opened again).
 -- Locks: runs in id order (the only wait in the system), changed tasks in key order, open tasks of stopped runs, outbox rows SKIP LOCKED.
 -- Index: runs_pkey, tasks_pkey, outbox_task.
 -- Returns: as commit_steps.sql.
@@ -10,6 +10,7 @@ with v as materialized (
     as v(id, expected, status, letters, counters, changes, plan, restarts, deadline_in, stops)
 ),
 -- fence 1: a report. The delivery is the current one, and nobody has claimed the task since. fence 2: an expiry.
+-- fence 3: a wait, which only a decision ends: the version is its guard.
 c as materialized (
   select * from unnest($15::uuid[], $16::int[], $17::int[], $18::int[], $19::int[], $20::int[])
     with ordinality as c(run_id, node, item, fence, attempt, delivery, ord)
@@ -34,8 +35,9 @@ held as materialized (
       select t.attempt, t.delivery, t.state, t.lease_expires_at from composer.tasks t
        where t.namespace = $1 and t.run_id = c.run_id and t.node = c.node and t.item = c.item for no key update offset 0
     ) t
-   where t.attempt = c.attempt and t.delivery = c.delivery
-     and case c.fence when 1 then t.state in ('leased', 'ready', 'delayed', 'held')
+   where (c.fence = 3 or t.attempt = c.attempt and t.delivery = c.delivery)
+     and case c.fence when 3 then t.state = 'waiting'
+                      when 1 then t.state in ('leased', 'ready', 'delayed', 'held')
                       when 2 then t.state = 'leased' and t.lease_expires_at < clock_timestamp()
                       else false end
 ),
@@ -113,15 +115,15 @@ g as (
   ) q where o.ctid = q.at
 ),
 n as (
-  insert into composer.tasks as t (namespace, run_id, node, item, step, queue, priority, reads, state, lease_seconds)
-  select $1, n.run_id, n.node, -1, n.step, n.queue, n.priority, n.reads::int[], n.state, n.lease_seconds
-    from unnest($30::uuid[], $31::int[], $32::text[], $33::text[], $34::smallint[], $35::text[], $36::text[], $37::float8[])
-      as n(run_id, node, step, queue, priority, reads, state, lease_seconds)
+  insert into composer.tasks as t (namespace, run_id, node, item, step, queue, priority, reads, state, lease_seconds, wake_at)
+  select $1, n.run_id, n.node, -1, n.step, n.queue, n.priority, n.reads::int[], n.state, n.lease_seconds, clock_timestamp() + make_interval(secs => n.wake_in)
+    from unnest($30::uuid[], $31::int[], $32::text[], $33::text[], $34::smallint[], $35::text[], $36::text[], $37::float8[], $38::float8[])
+      as n(run_id, node, step, queue, priority, reads, state, lease_seconds, wake_in)
    where (n.run_id in (select id from won)) is true
   on conflict (namespace, run_id, node, item) do update
      set step = excluded.step, queue = excluded.queue, priority = excluded.priority, reads = excluded.reads, state = excluded.state,
          lease_seconds = excluded.lease_seconds, attempt = t.attempt + 1, failures = 0, crashes = 0, lease_owner = null,
-         lease_expires_at = null, started_at = null, finished_at = null, wake_at = null, input = null, output = null, error = null, details = null
+         lease_expires_at = null, started_at = null, finished_at = null, wake_at = excluded.wake_at, input = null, output = null, error = null, details = null
   returning t.run_id, t.node, t.item, t.step, t.queue, t.priority, t.state
 ),
 o as (
@@ -138,13 +140,17 @@ h as (
 e as materialized (
   select id from vw where status in ('completed', 'failed', 'cancelled')
 ),
+soon as materialized (
+  select 1 from cw where delay < 30 union all select 1 from vw where deadline_in < 30
+  union all select 1 from unnest($38::float8[]) as n(wake_in) where wake_in < 30
+),
 -- Workers with bodies of a stopped run are awake, so a stop is announced whether anybody sleeps or not.
 w as materialized (
   select pg_notify('composer', json_build_object('namespace', $1::text, 'ready', (select case when count(distinct queue) <= 15 then array_agg(distinct queue) else '{*}' end from o),
                    'ended', (select case when count(*) <= 60 then array_agg(id) else '{}' end from e),
                    'stopped', (select case when count(*) <= 40 then array_agg(id) else '{}' end from ew),
-                   'timer', exists (select from cw where delay < 30) or exists (select from vw where deadline_in < 30))::text)
-   where exists (select from ew) or exists (select from cw where delay < 30) or exists (select from vw where deadline_in < 30)
+                   'timer', exists (select from soon))::text)
+   where exists (select from ew) or exists (select from soon)
       or exists (select from composer.sleepers s where s.namespace = $1 and s.expires_at > now())
 )
 select l.id, w.won, l.version, case when not w.won and l.version = l.expected then (select array_agg(b.ord) from bad b where b.run_id = l.id) end as ords,

@@ -39,14 +39,15 @@ i as (
 ),
 t as (
   insert into composer.tasks (namespace, run_id, node, item, step, queue, priority, reads, state, attempt, delivery,
-                              lease_seconds, lease_owner, lease_expires_at, started_at)
+                              lease_seconds, lease_owner, lease_expires_at, started_at, wake_at)
   select $1, n.run_id, n.node, -1, n.step, n.queue, n.priority, n.reads::int[], n.state, 1,
          case n.state when 'leased' then 1 else 0 end, n.lease_seconds,
-         case n.state when 'leased' then $27 end,
-         case n.state when 'leased' then clock_timestamp() + make_interval(secs => coalesce(n.lease_seconds, $28)) end,
-         case n.state when 'leased' then clock_timestamp() end
-    from unnest($19::uuid[], $20::int[], $21::text[], $22::text[], $23::smallint[], $24::text[], $25::text[], $26::float8[])
-      as n(run_id, node, step, queue, priority, reads, state, lease_seconds)
+         case n.state when 'leased' then $28 end,
+         case n.state when 'leased' then clock_timestamp() + make_interval(secs => coalesce(n.lease_seconds, $29)) end,
+         case n.state when 'leased' then clock_timestamp() end,
+         clock_timestamp() + make_interval(secs => n.wake_in)
+    from unnest($19::uuid[], $20::int[], $21::text[], $22::text[], $23::smallint[], $24::text[], $25::text[], $26::float8[], $27::float8[])
+      as n(run_id, node, step, queue, priority, reads, state, lease_seconds, wake_in)
    where (n.run_id in (select id from r)) is true
   returning run_id, node, item, step, queue, priority, state
 ),
@@ -59,11 +60,15 @@ h as (
   insert into composer.history (namespace, run_id, version, changes)
   select $1, id, 1, changes from v where (id in (select id from r)) is true
 ),
+soon as materialized (
+  select 1 from v where least(starts_in, deadline_in) < 30 or starts_at < now() + interval '30 s'
+  union all select 1 from unnest($27::float8[]) as n(wake_in) where wake_in < 30
+),
 -- One notification, and only when somebody sleeps, or for a timer due before the coordinators look anyway (30 s).
 w as materialized (
   select pg_notify('composer', json_build_object('namespace', $1::text, 'ready', (select case when count(distinct queue) <= 15 then array_agg(distinct queue) else '{*}' end from o),
-                   'timer', exists (select from v where least(starts_in, deadline_in) < 30 or starts_at < now() + interval '30 s'))::text)
-   where exists (select from v where least(starts_in, deadline_in) < 30 or starts_at < now() + interval '30 s')
+                   'timer', exists (select from soon))::text)
+   where exists (select from soon)
       or exists (select from o) and exists (select from composer.sleepers s where s.namespace = $1 and s.expires_at > now())
 )
 select v.ord, coalesce(k.run_id, v.id) as run_id, v.id in (select id from r) as created,
