@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -11,20 +11,45 @@ from pydantic import BaseModel
 
 from composer.core.plan import INPUT_NAME, MOST_NODES, Plan, canonical, ordered
 from composer.define import shapes
+from composer.define.branches import check_branches
 from composer.define.declaration import MOST_LETTERS, Declaration, checked_name
 from composer.define.payloads import codec, short
-from composer.define.refs import Ref, Scope, Symbol, Zip
+from composer.define.refs import Expr, Made, Ref, Scope, Symbol, Zip
 from composer.define.source import Where, user_line
 from composer.errors import PayloadError, PlanError, PlanTypeError
 
 _PLAIN: Final = frozenset((str, int, float, bool, bytes, type(None)))
 _SEQUENCES: Final = frozenset((list, tuple))
+INSIDE: Final = "It is a part of a plan: use it inside a @workflow function."
+
+
+class Level:
+    """One level of `with` blocks. `guard` is the symbol its nodes depend on, None outside of any block; `otherwise`
+    the symbol that the other branch of the last closed block would depend on, and `why_not` why there is none."""
+
+    __slots__ = ("guard", "otherwise", "why_not")
+
+    def __init__(self, guard: dict[str, Any] | None) -> None:
+        self.guard = guard
+        self.otherwise: dict[str, Any] | None = None
+        self.why_not = "otherwise() has no when() to belong to"
 
 
 class Builder(Scope):
     """The nodes of one workflow in the making. Every Ref of it belongs to it and to no other."""
 
-    __slots__ = ("_counts", "_needs", "_nodes", "_where", "steps")
+    __slots__ = (
+        "_conditions",
+        "_counts",
+        "_needs",
+        "_nodes",
+        "_where",
+        "levels",
+        "overlaps",
+        "racing",
+        "steps",
+        "unopened",
+    )
 
     def __init__(self, workflow: str, globals_: Mapping[str, Any]) -> None:
         super().__init__(workflow, globals_)
@@ -34,6 +59,15 @@ class Builder(Scope):
         self._needs: dict[str, set[str]] = {}
         self._where: dict[str, Where] = {}
         self._counts: dict[str, int] = {}
+        self._conditions: dict[str, str] = {}
+        self.levels = [Level(None)]
+        """Open blocks, the innermost last."""
+        self.unopened: dict[int, Where] = {}
+        """Blocks that were made and not entered, by id."""
+        self.overlaps: set[tuple[str, ...]] = set()
+        """Nodes of which either() was told that several may complete."""
+        self.racing: set[str] = set()
+        """Nodes that are in a race."""
 
     # -- nodes --------------------------------------------------------------------------------------------------
 
@@ -67,12 +101,46 @@ class Builder(Scope):
         if over:
             node["over"], result = over, _LIST[result]
         if after:
-            node["after"] = self._after(after, needs, name_)
+            node["after"] = self._after(after, needs, f"{name_}.after()")
         return self._put({**node, **extra}, needs, name_, result, name, f"{name_}.named(...)")
+
+    def add_block(
+        self,
+        node: dict[str, Any],
+        base: str,
+        result: Any,
+        *,
+        args: Mapping[str, tuple[Any, Any]] | None = None,
+        needs: Iterable[str] = (),
+        name: str | None = None,
+        after: object = None,
+    ) -> Ref:
+        """A node that is no call. `args` are its arguments with the types expected; `after` is one ref, or several."""
+        needed = set(needs)
+        made = {
+            key: self._template(value, expected, needed, f"{base}()") for key, (value, expected) in (args or {}).items()
+        }
+        node = {**node, "args": made}
+        if after is not None:
+            many: Any = after if type(after) in _SEQUENCES else (after,)
+            node["after"] = self._after(many, needed, f"{base}(after=...)")
+        if name is not None:
+            checked_name(name, f"{base}(name={name!r})", str(user_line()))
+        return self._put(node, needed, base, result, name, "name=...")
+
+    def add_guard(self, condition: Any, name: str | None) -> Ref:
+        """The node that evaluates the condition of a block."""
+        made = self.add_block({"kind": "guard"}, "when", bool, args={"condition": (condition, bool)}, name=name)
+        self._conditions[made._node] = condition._text()
+        return made
 
     def _put(self, node: dict[str, Any], needs: set[str], base: str, result: Any, name: str | None, naming: str) -> Ref:
         """Takes the node in under `name`, or the next free name made from `base`. `naming` is how to give another."""
         where = user_line()
+        guard = self.levels[-1].guard
+        if guard is not None:
+            node["when"] = [guard]
+            needs.add(guard["guard"])
         key = self._free_name(base) if name is None else name
         if len(key) > MOST_LETTERS:  # its parts were checked where they were written, but not with the number
             checked_name(key, "a node", str(where))
@@ -89,15 +157,9 @@ class Builder(Scope):
         self._nodes[key], self._needs[key], self._where[key] = node, needs, where
         return Ref(self, key, (), result, where)
 
-    def kind_of(self, ref: Ref) -> str:
-        """The kind of the node a Ref stands for; "" for the run's input."""
-        kind: str = self._nodes.get(ref._node, {}).get("kind", "")
-        return kind
-
-    def options_of(self, ref: Ref) -> Mapping[str, Any]:
-        """The options of the node a Ref stands for, those that differ from the defaults."""
-        options: Mapping[str, Any] = self._nodes.get(ref._node, {}).get("options", {})
-        return options
+    def node_of(self, ref: Ref) -> Mapping[str, Any]:
+        """What was added for a Ref; {} for the run's input and for joins."""
+        return self._nodes.get(ref._node, {})
 
     def _free_name(self, base: str) -> str:
         self._counts[base] = count = self._counts.get(base, 0) + 1
@@ -107,7 +169,7 @@ class Builder(Scope):
         found: dict[str, dict[str, Any]] = {}
         for ref in refs:
             if type(ref) is not Ref or INPUT_NAME in self.own(ref)._nodes():
-                raise PlanTypeError(f"{name}.after() takes results of earlier nodes, not {ref!r}", "", str(user_line()))
+                raise PlanTypeError(f"{name} takes results of earlier nodes, not {short(ref)}", "", str(user_line()))
             needs.update(ref._nodes())
             # Of no consequence which part of a result is named: it is there with the whole.
             symbol = {ref._node: [{"ref": part._node} for part in ref._of]} if ref._of else {"ref": ref._node}
@@ -116,20 +178,10 @@ class Builder(Scope):
 
     # -- values -------------------------------------------------------------------------------------------------
 
-    def own(self, ref: Ref | Zip) -> Any:
-        """The Ref itself, when it is one of this workflow. Raises PlanError for one of another."""
-        if ref._scope is not self:
-            raise PlanError(
-                f"{ref!r} belongs to workflow {ref._scope.workflow!r}, not to {self.workflow!r}",
-                f"It was made at {ref._where}. Pass values between workflows as arguments and results.",
-                str(user_line()),
-            )
-        return ref
-
     def _template(self, value: Any, expected: Any, needs: set[str], at: str, where: str = "") -> Any:
         """JSON with refs in it as {"$": ...}. What holds no ref is a constant, written by the type expected there."""
         kind: Any = type(value)
-        if kind is Ref:
+        if kind is Ref or kind is Expr:
             self.own(value)
             wrong = shapes.misfit(value._type, expected)
             if wrong:
@@ -139,6 +191,8 @@ class Builder(Scope):
         if kind is Zip:
             problem = f"{at}: {value!r} is only for the items of a map"
             raise PlanTypeError(problem, "Use it as step.map(zip_refs(a, b)).", where or str(user_line()))
+        if kind is Made:
+            return self._made(value, expected, needs, at, where)
         if not _holds_ref(value):
             return self._constant(value, expected, at, where)
         if kind in _SEQUENCES:
@@ -158,6 +212,20 @@ class Builder(Scope):
             key: self._template(getattr(value, name), type_, needs, f"{at}.{name}", where)
             for name, (key, type_) in known.items()
         }
+
+    def _made(self, value: Made, expected: Any, needs: set[str], at: str, where: str) -> Any:
+        """The object that build() describes, its fields by their own types."""
+        self.own(value)
+        wrong = shapes.misfit(value._type, expected)
+        if wrong:
+            raise PlanTypeError(f"{at}: {value!r} does not fit", f"{wrong}.", where or str(user_line()))
+        known = shapes.fields_of(value._type) or {}
+        at = f"build({shapes.name_of(value._type)})"
+        made = {
+            known[name][0]: self._template(part, known[name][1], needs, f"{at}.{name}", str(value._where))
+            for name, part in value._fields.items()
+        }
+        return {"$": {"object": made}} if "$" in made else made
 
     def _items(self, value: Any, expected: Any, needs: set[str], at: str) -> Any:
         """The list a map runs over, as a template; every item of it has to be of the type expected."""
@@ -227,6 +295,8 @@ class Builder(Scope):
         self, output: object, declaration: Declaration, options: Mapping[str, Any], about: Mapping[str, Any]
     ) -> Plan:
         """The plan of everything added, with `output` as the template of the run's result."""
+        for line in self.unopened.values():
+            raise PlanError("a when() or otherwise() was made and not entered", "Write: with when(...):", str(line))
         where = f"{declaration.where} in {declaration.fn.__name__}"
         template = self._template(output, declaration.result, set(), f"workflow {self.workflow} returns", where)
         body: dict[str, Any] = {
@@ -241,7 +311,10 @@ class Builder(Scope):
         }
         if options:
             body["options"] = dict(options)
-        return Plan(body, {**about, "where": {name: where.place for name, where in self._where.items()}})
+        lines = {name: line.place for name, line in self._where.items()}
+        plan = Plan(body, {**about, "where": lines, "conditions": self._conditions})
+        check_branches(plan, self._where, self.overlaps, where)
+        return plan
 
 
 _LIST: Final[Any] = list

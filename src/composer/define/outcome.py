@@ -23,8 +23,8 @@ class StepError:
     `run_id` is set where the node belongs to another run, a child of the reader's.
     """
 
-    type: str
-    message: str
+    type: str = ""
+    message: str = ""
     kind: str = "error"
     node: str = ""
     item: int | None = None
@@ -32,7 +32,7 @@ class StepError:
     run_id: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.type}: {self.message}" if self.message else self.type
+        return ": ".join(part for part in (self.type or self.kind, self.message) if part)
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,12 @@ def bare(tp: Any) -> Any:
             return tp
 
 
+def origin_of(tp: Any) -> Any:
+    """The class of a type, without its parameters: list of list[int]. The type itself when it has none."""
+    tp = bare(tp)
+    return get_origin(tp) or tp
+
+
 def name_of(tp: Any) -> str:
     """The type as a user would write it."""
     if tp is MISSING:
