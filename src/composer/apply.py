@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import anyio
 
 from composer.core.decide import decide, one_report_a_task
-from composer.core.events import Delivery, Event, ItemsSettled, Report, RetryRequested
+from composer.core.events import Delivery, Event, ItemsSettled, Report, RetryRequested, StoredSignal
 from composer.core.items import ItemChange, item_changes
 from composer.core.plan import Node, Plan, node_of, node_read
 from composer.core.states import ENDED_RUN, NodeState, TaskState
@@ -76,6 +76,9 @@ class _Known:
     errors: dict[int, str] = field(default_factory=dict[int, str])
     """Errors of failed nodes, where they are read."""
 
+    signals: dict[str, Sequence[StoredSignal]] = field(default_factory=dict[str, Sequence[StoredSignal]])
+    """Signals of the run, by name, as they were at its version."""
+
     def forget_values(self) -> None:
         """The run was opened again: what is at hand may be of its earlier life."""
         self.values.clear()
@@ -114,6 +117,7 @@ class Applier:
                 if task.run.snapshot.counters.retries != known.head.snapshot.counters.retries:
                     known.forget_values()
                 known.head = task.run
+                known.signals.clear()
             known.values.update(task.values)
             known.errors.update(task.errors)
         return known.plan
@@ -276,6 +280,7 @@ class Applier:
         """The run as a store has just said it is."""
         if head.snapshot.counters.retries != known.head.snapshot.counters.retries:
             known.forget_values()
+        known.signals.clear()
         if head.snapshot.version >= known.head.snapshot.version:
             known.head = replace(head, plan_id=known.head.plan_id)
 
@@ -287,7 +292,7 @@ class Applier:
         applied.heads[run_id] = known.head
         while True:
             try:
-                decision = decide(known.plan, known.head.snapshot, events, known.values, known.errors)
+                decision = decide(known.plan, known.head.snapshot, events, known.values, known.errors, known.signals)
             except Exception as error:
                 # One run that cannot be decided must not stop the others of its batch, nor the loop.
                 await self.quarantine(known.head, error)
@@ -295,7 +300,14 @@ class Applier:
                 return None
             if not isinstance(decision, NeedValues):
                 break
+            if decision.signals:
+                # Whoever stores one makes a new version, so that they cannot be older than the run when its commit wins.
+                stored = await persistently(partial(self._store.load_signals, run_id, decision.signals), None)
+                for name in decision.signals:
+                    known.signals[name] = [each for each in stored if each.name == name]
             wanted = [(run_id, code) for code in decision.nodes]
+            if not wanted:
+                continue
             found = await persistently(partial(self._store.load_values, wanted), None)
             known.values.update({code: text for (_, code), text in found.outputs.items()})
             known.errors.update({node: text for (_, node), text in found.errors.items()})
@@ -311,6 +323,7 @@ class Applier:
                 if now is not None and now.snapshot.version > known.head.snapshot.version:
                     known.head = applied.heads[run_id] = replace(now, plan_id=known.head.plan_id)
                     known.forget_values()
+                    known.signals.clear()
                     continue
                 await self.quarantine(known.head, LookupError(f"stored values {missing} are missing"))
                 self._ignore(applied, run_id, events, QUARANTINED)
@@ -353,6 +366,7 @@ class Applier:
         match answer.verdict:
             case Verdict.WON:
                 known.head = RunHead(run_id, known.head.plan_id, made.transition.run, known.head.priority)
+                known.signals.clear()
                 applied.heads[run_id] = known.head
                 applied.transitions[run_id] = made.transition
                 # Only now: had the commit lost, what was ignored would have been decided again too.
@@ -369,6 +383,7 @@ class Applier:
                 return []
             case Verdict.LOST | Verdict.STALE:
                 assert answer.now is not None
+                known.signals.clear()
                 if answer.now.counters.retries != known.head.snapshot.counters.retries:
                     known.forget_values()
                 known.head = RunHead(run_id, known.head.plan_id, answer.now, known.head.priority)
@@ -402,7 +417,7 @@ class Applier:
             known.values.update(task.values)
             known.errors.update(task.errors)
             node = known.plan.nodes[task.task.node]
-            at_hand = Values(known.head.snapshot.letters.text, known.values, known.errors)
+            at_hand = Values.of(known.head.snapshot, known.values, known.errors)
             missing += [(task.run.run_id, index) for index in at_hand.lacking(node.reads, node.reads_settled)]
         if missing:
             found = await persistently(lambda: self._store.load_values(missing), None)

@@ -82,7 +82,7 @@ def test_terms_of_every_join():
     assert plan.nodes[3].terms == (Term(Need.SETTLED, (1,)),)
     assert plan.nodes[4].terms == (
         Term(Need.EITHER, (0, 1)),
-        Term(Need.SETTLED, (0,)),
+        Term(Need.PLAIN, (0,)),
         Term(Need.SETTLED, (1,)),
         Term(Need.GUARD_YES, (2,)),
         Term(Need.GUARD_NO, (3,)),

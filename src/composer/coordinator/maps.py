@@ -50,7 +50,7 @@ async def _expand(store: Store, due: DueWait, plan: Plan, node: Node, first: int
     outputs |= absent_parts(node.list_reads, outputs)
     errors = {at: text for (_, at), text in stored.errors.items()}
     try:
-        found = items_of(plan, node, Values(due.head.snapshot.letters.text, outputs, errors))
+        found = items_of(plan, node, Values.of(due.head.snapshot, outputs, errors))
     except (NoItems, KeyError) as error:
         # The list was read when the map began: it cannot have become another one, but by a hand in the tables.
         await Applier(store).quarantine(due.head, error)

@@ -11,7 +11,7 @@ import anyio
 
 from composer.apply import Applier
 from composer.coordinator.maps import tend_map
-from composer.core.events import DeadlinePassed, Event, Started
+from composer.core.events import DeadlinePassed, Event, Started, TimerFired
 from composer.errors import PlanError
 from composer.ports.store import Due, DueWait, Store
 from composer.ports.wakeups import Bell
@@ -38,8 +38,11 @@ async def fire_due(store: Store, spawn: Spawn | None = None) -> tuple[int, int]:
     """
     moved = runs = 0
     while waits := await store.take_due_waits(_MOST, PAUSE):
+        fired: dict[str, list[Event]] = {}
         for wait in waits:
-            await _look_at(store, wait, spawn)
+            await _look_at(store, wait, fired, spawn)
+        if fired:
+            await Applier(store).apply(fired, patience=10.0)
         runs += len(waits)
         if len(waits) < _MOST:
             break
@@ -56,18 +59,22 @@ async def fire_due(store: Store, spawn: Spawn | None = None) -> tuple[int, int]:
     return moved, runs
 
 
-async def _look_at(store: Store, due: DueWait, spawn: Spawn | None) -> None:
-    """Does for a waiting task what its kind of node needs. One that cannot be looked at does not stop the others."""
+async def _look_at(store: Store, due: DueWait, fired: dict[str, list[Event]], spawn: Spawn | None) -> None:
+    """Does for a waiting task what its kind of node needs; timers go into `fired`, all to be applied together.
+
+    One that cannot be looked at does not stop the others.
+    """
     try:
         plan = await store.load_plan(due.head.plan_id)
     except (PlanError, KeyError, ValueError) as error:
         await Applier(store).quarantine(due.head, error)
         return
-    if plan.nodes[due.node].kind == "map":
-        if spawn is None:
-            await tend_map(store, due, plan)
-        else:
-            spawn(partial(tend_map, store, due, plan))
+    if plan.nodes[due.node].kind != "map":
+        fired.setdefault(due.head.run_id, []).append(TimerFired(due.node, due.at, due.attempt))
+    elif spawn is None:
+        await tend_map(store, due, plan)
+    else:
+        spawn(partial(tend_map, store, due, plan))
 
 
 def _event(due: Due) -> Event:

@@ -23,18 +23,28 @@ from composer.core.events import (
     Report,
     RetryRequested,
     Scheduled,
+    Signalled,
     Started,
+    StoredSignal,
+    TimerFired,
 )
 from composer.core.expressions import Unreadable, render
-from composer.core.kinds import guard, step
+from composer.core.kinds import guard, race, sleep, step, wait
 from composer.core.kinds import map as map_
 from composer.core.plan import Need, Node, Plan, node_read
 from composer.core.readiness import Fate, Standing, fate, standing
 from composer.core.snapshot import Counters, Snapshot
 from composer.core.states import ENDED_RUN, SETTLED, NodeState, RunStatus
-from composer.core.transition import NeedValues, RunResult, Transition
+from composer.core.transition import NeedValues, NewSignal, RunResult, Transition
 
-_KINDS: Final[Mapping[str, Any]] = {"step": step, "map": map_, "guard": guard}
+_KINDS: Final[Mapping[str, Any]] = {
+    "step": step,
+    "map": map_,
+    "guard": guard,
+    "wait": wait,
+    "sleep": sleep,
+    "race": race,
+}
 _NOTHING: Final[Mapping[int, str]] = MappingProxyType({})
 _RESET: Final = frozenset({NodeState.FAILED, NodeState.SKIPPED, NodeState.CANCELLED, NodeState.COMPENSATED})
 
@@ -45,24 +55,26 @@ def decide(
     events: Sequence[Event],
     values: Mapping[int, str] = _NOTHING,
     errors: Mapping[int, str] = _NOTHING,
+    signals: Mapping[str, Sequence[StoredSignal]] | None = None,
 ) -> Transition | NeedValues:
     """What the events, in their order, make of the run: one transition for all of them.
 
     `values` are outputs of completed nodes by read code (core.plan), `errors` those of failed ones by node, as JSON text;
+    `signals` those the run has, by name, in the order they came.
     NeedValues names the read codes of which one of the two is missing. It may be asked for more than once.
     An empty transition means that every event was ignored; `ignored` says why.
     """
-    draft = Draft(plan, run, values, errors)
+    draft = Draft(plan, run, values, errors, signals)
     for event in _one_report_a_task(draft, events) if len(events) > 1 else events:
         _route(draft, event)
         if draft.newly_settled:
             _advance(draft)
-        if draft.missing:
-            return NeedValues(tuple(dict.fromkeys(draft.missing)))
-    if draft.entries and draft.status is RunStatus.RUNNING:
+        if draft.missing or draft.missing_signals:
+            break
+    if draft.entries and not draft.missing_signals and draft.status is RunStatus.RUNNING:
         _finish(draft)
-    if draft.missing:
-        return NeedValues(tuple(dict.fromkeys(draft.missing)))
+    if draft.missing or draft.missing_signals:
+        return NeedValues(tuple(dict.fromkeys(draft.missing)), tuple(draft.missing_signals))
     return draft.transition()
 
 
@@ -126,6 +138,8 @@ def _route(draft: Draft, event: Event) -> None:
         case CancelRequested():
             draft.record("cancel-requested", reason=event.reason)
             draft.stop(RunStatus.CANCELLED, json.dumps({"code": "cancelled", "message": event.reason}))
+        case Signalled():
+            _signal(draft, event)
         case _ if draft.status is RunStatus.SCHEDULED:
             draft.ignore(event, "the run has not started")
         case DeadlinePassed(retries) if retries is not None and retries != draft.counters.retries:
@@ -139,12 +153,40 @@ def _route(draft: Draft, event: Event) -> None:
             )
             draft.stop(RunStatus.FAILED, json.dumps({"code": "deadline", "message": limit}))
         case _:
-            index = event.node if isinstance(event, ItemsSettled) else event.task.node
+            index = event.node if isinstance(event, ItemsSettled | TimerFired) else event.task.node
             if not 0 <= index < len(plan.nodes):
                 draft.ignore(event, f"the plan has no node {index}")
                 return
             node = plan.nodes[index]
             _KINDS[node.kind].apply(draft, node, event)
+
+
+def _signal(draft: Draft, event: Signalled) -> None:
+    """The node that has waited longest takes it; else it is kept for one that will wait."""
+    plan, name = draft.plan, event.name
+    if name not in plan.events:
+        draft.ignore(event, f"the workflow waits for no event {name!r}")
+        return
+    if event.dedupe is not None:
+        stored = draft.signals_of(name)
+        if stored is None:
+            return
+        if event.dedupe in {each.dedupe for each in stored} | {each.dedupe for each in draft.signals}:
+            draft.ignore(event, DUPLICATE)
+            return
+    waiting = [index for index in plan.events[name] if draft.letters[index] == NodeState.WAITING]
+    order = draft.counters.waiting
+    first = min(waiting, key=lambda index: order.index(index) if index in order else index, default=None)
+    if first is None:
+        draft.record("event-kept", event_name=name)
+        draft.signals.append(NewSignal(name, event.payload, event.dedupe))
+        return
+    draft.record("event-received", node=plan.nodes[first].name, event_name=name)
+    draft.signals.append(NewSignal(name, event.payload, event.dedupe, first))
+    wait.receive(draft, plan.nodes[first], event.payload)
+
+
+DUPLICATE: Final = "a signal with this dedupe id was accepted before"
 
 
 def _has_ended(draft: Draft) -> bool:
@@ -276,7 +318,8 @@ def _retry(draft: Draft, event: RetryRequested) -> None:
     draft.result = RunResult()
     draft.reset = reset_nodes(draft.plan, draft.letters, rerun_stale=event.rerun_stale)
     no = tuple(index for index in draft.counters.no if index not in set(draft.reset))
-    draft.counters = Counters(retries=draft.counters.retries + 1, no=no)
+    timed_out = tuple(index for index in draft.counters.timed_out if index not in set(draft.reset))
+    draft.counters = Counters(retries=draft.counters.retries + 1, no=no, timed_out=timed_out)
     for index in draft.reset:
         draft.letters[index] = NodeState.BLOCKED
     for index in draft.reset:

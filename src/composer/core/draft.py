@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from composer.core.events import Delivery, Event, Failure
+from composer.core.events import Delivery, Event, Failure, StoredSignal
 from composer.core.plan import Node, Plan
 from composer.core.snapshot import Letters, Snapshot
 from composer.core.states import OPEN_TASK, SETTLED, NodeState, RunStatus, TaskState
-from composer.core.transition import Fence, RunResult, TaskChange, TaskStart, Transition
+from composer.core.transition import Fence, NewSignal, RunResult, TaskChange, TaskStart, Transition
 from composer.core.values import Values
 
 
@@ -33,11 +33,18 @@ class Draft:
     """What is known and what was decided so far, for one run and one batch of events."""
 
     __slots__ = (
-        "_before", "answers", "changes", "counters", "entries", "errors", "ignored", "letters", "missing",
-        "newly_settled", "plan", "reset", "restarts", "result", "starts", "status", "stops", "unevaluable", "values",
+        "_before", "_signals", "answers", "changes", "counters", "entries", "errors", "ignored", "letters", "missing", "missing_signals",
+        "newly_settled", "plan", "reset", "restarts", "result", "signals", "starts", "status", "stops", "taken", "unevaluable", "values",
     )  # fmt: skip
 
-    def __init__(self, plan: Plan, before: Snapshot, values: Mapping[int, str], errors: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        before: Snapshot,
+        values: Mapping[int, str],
+        errors: Mapping[int, str],
+        signals: Mapping[str, Sequence[StoredSignal]] | None = None,
+    ) -> None:
         self.plan = plan
         self._before = before
         self.values = dict(values)
@@ -46,6 +53,11 @@ class Draft:
         """Errors of failed nodes known to this decision, as JSON text."""
         self.missing: list[int] = []
         """Read codes of what has to be known before anything can be decided."""
+        self._signals = signals
+        self.missing_signals: dict[str, None] = {}
+        """Names of the signals that have to be known before anything can be decided."""
+        self.signals: list[NewSignal] = []
+        self.taken: list[tuple[int, int]] = []
         self.answers: dict[int, bool] = {}
         """What guards answered."""
         self.unevaluable: dict[int, str] = {}
@@ -70,7 +82,7 @@ class Draft:
 
     def known(self) -> Values:
         """How nodes have ended, as far as this decision knows."""
-        return Values(self.letters, self.values, self.errors)
+        return Values(self.letters, self.values, self.errors, self.counters.timed_out)
 
     # -- what node kinds say ---------------------------------------------------------------------------
     def activate(self, node: Node) -> None:
@@ -78,15 +90,40 @@ class Draft:
         self.letters[node.index] = NodeState.ACTIVE
         self.starts.append(TaskStart(node.index, reopened=self.counters.retries > 0))
 
-    def wait(self, node: Node, state: NodeState, *, wake_in: float | None = None) -> None:
-        """The node has a task that waits; a coordinator looks at it in `wake_in` seconds."""
+    def wait(self, node: Node, state: NodeState, *, wake_in: float | None = None, wake_at: str | None = None) -> None:
+        """The node has a task that waits; a coordinator looks at it in `wake_in` seconds, or at a moment."""
         self.letters[node.index] = state
-        reopened = self.counters.retries > 0
-        self.starts.append(TaskStart(node.index, reopened=reopened, waits=True, wake_in=wake_in))
+        self.starts.append(
+            TaskStart(node.index, reopened=self.counters.retries > 0, waits=True, wake_in=wake_in, wake_at=wake_at)
+        )
 
-    def end_wait(self, node: Node, state: TaskState, *, error: str | None = None, wake_in: float | None = None) -> None:
-        """The task that waits for the node ends, or is looked at again in `wake_in` seconds."""
-        self.change(TaskChange(node.index, -1, Fence.WAITING, 0, 0, state, error=error, delay=wake_in))
+    def end_wait(
+        self,
+        node: Node,
+        state: TaskState,
+        *,
+        output: str | None = None,
+        error: str | None = None,
+        wake_in: float | None = None,
+        attempt: int = 0,
+    ) -> None:
+        """The task that waits for the node ends, or is looked at again in `wake_in` seconds.
+
+        With an `attempt` only the wait of that attempt does. One that was opened in this very decision just does not begin.
+        """
+        started = next((start for start in self.starts if start.node == node.index and start.item < 0), None)
+        if started is not None:
+            self.starts.remove(started)
+            if output is not None or error is not None:
+                self.starts.append(TaskStart(node.index, reopened=started.reopened, output=output, error=error))
+            return
+        self.change(
+            TaskChange(node.index, -1, Fence.WAITING, attempt, 0, state, output=output, error=error, delay=wake_in)
+        )
+
+    def withdraw(self, node: Node) -> None:
+        """The task that waits for the node is not needed any more."""
+        self.end_wait(node, TaskState.WITHDRAWN)
 
     def has_all(self, reads: Sequence[int], settled: Sequence[int] = ()) -> bool:
         """Whether all of these read codes can be read now. What is missing is asked for, and the decision begins again."""
@@ -125,6 +162,55 @@ class Draft:
         if is_first:
             self.counters = replace(self.counters, first_failure=node.index)
             self.result = RunResult(error=failure.encode(code=code, node=node.name, **facts))
+
+    def complete_unstarted(self, node: Node, output: str) -> None:
+        """The node has completed before there was anything to wait for: its task is stored as completed."""
+        self.starts.append(TaskStart(node.index, reopened=self.counters.retries > 0, output=output))
+        self.values[node.index] = output
+        self.settle(node.index, NodeState.COMPLETED)
+
+    # -- signals -----------------------------------------------------------------------------------------
+    def signals_of(self, name: str) -> Sequence[StoredSignal] | None:
+        """The signals of this name that the run has; None when they have to be known first, which is asked for."""
+        if self._before.version == 0:
+            return ()
+        if self._signals is None or name not in self._signals:
+            self.missing_signals[name] = None
+            return None
+        return self._signals[name]
+
+    def take_signal(self, node: Node) -> StoredSignal | None:
+        """The oldest kept signal of the node's event, which it takes; one without a payload when that is not known yet."""
+        stored = self.signals_of(node.event)
+        if stored is None:
+            return StoredSignal(0, node.event, "")
+        for number, new in enumerate(self.signals):
+            if new.name == node.event and new.node is None and not any(self._is_kept(each) for each in stored):
+                self.signals[number] = replace(new, node=node.index)
+                return StoredSignal(0, new.name, new.payload, new.dedupe)
+        for each in stored:
+            if self._is_kept(each):
+                self.taken.append((each.id, node.index))
+                return each
+        return None
+
+    def _is_kept(self, signal: StoredSignal) -> bool:
+        return signal.node is None and all(signal.id != taken for taken, _ in self.taken)
+
+    def begin_waiting(self, node: Node) -> None:
+        """The node waits for an event; the order counts where another one waits for the same."""
+        if len(self.plan.events[node.event]) > 1:
+            self.counters = replace(self.counters, waiting=(*self.counters.waiting, node.index))
+
+    def end_waiting(self, node: Node) -> None:
+        """The node waits no more."""
+        if node.index in self.counters.waiting:
+            waiting = tuple(index for index in self.counters.waiting if index != node.index)
+            self.counters = replace(self.counters, waiting=waiting)
+
+    def time_out(self, node: Node) -> None:
+        """The wait completed with the answer that stands in for the event."""
+        self.counters = replace(self.counters, timed_out=(*self.counters.timed_out, node.index))
 
     def fail_unstarted(self, node: Node, failure: Failure) -> None:
         """The node has failed before there was anything to run: its task is stored as failed, for those who read the error."""
@@ -185,6 +271,8 @@ class Draft:
             changes=list(self.changes.values()),
             starts=self.starts,
             stops_open_tasks=self.stops,
+            signals=self.signals,
+            taken=self.taken,
             result=self.result,
             restarts=self.restarts and self.status is RunStatus.RUNNING,
             history=history,

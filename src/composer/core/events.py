@@ -169,6 +169,38 @@ class ItemsSettled:
 
 
 @dataclass(frozen=True, slots=True)
+class TimerFired:
+    """The moment has come that a waiting task was to be woken at."""
+
+    node: int
+    at: str
+    """That moment or a little later, on the database's clock, as ISO 8601 text: a sleep's value."""
+    attempt: int = 0
+    """The task's attempt then: a run that was retried since has another timer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """Somebody outside sent the run an event. `payload` is JSON text; of one `dedupe` id only the first counts."""
+
+    name: str
+    payload: str
+    dedupe: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSignal:
+    """A signal the run has: kept for a node that will wait, or taken by one."""
+
+    id: int
+    name: str
+    payload: str
+    dedupe: str | None = None
+    node: int | None = None
+    """The node that took it."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlinePassed:
     """The time the workflow allows a run is over."""
 
@@ -195,4 +227,14 @@ class RetryRequested:
 
 Report = StepCompleted | StepFailed | StepSnoozed | StepReleased | StepStopped | LeaseExpired
 """Events that answer a delivery."""
-Event = Report | ItemsSettled | Started | Scheduled | DeadlinePassed | CancelRequested | RetryRequested
+Event = (
+    Report
+    | ItemsSettled
+    | TimerFired
+    | Signalled
+    | Started
+    | Scheduled
+    | DeadlinePassed
+    | CancelRequested
+    | RetryRequested
+)

@@ -295,6 +295,8 @@ class _Reader:
     def _state(self, part: Mapping[str, Any]) -> str:
         index = self._index(part)
         letter = self._values.letter(index)
+        if index in self._values.timed_out and letter == NodeState.COMPLETED:
+            return "timed-out"
         try:
             return outcome_state(letter, self._values.errors[index] if letter == NodeState.FAILED else None)
         except KeyError:
@@ -305,7 +307,7 @@ class _Reader:
     def _outcome(self, symbol: Mapping[str, Any]) -> str:
         (part,) = symbol["settled"]
         index, state = self._index(part), self._state(part)
-        if state == "completed":
+        if self._values.letter(index) == NodeState.COMPLETED:
             code, path = self._read(part)
             return outcome_text(state, _json(self._at(code, path)) if path else self._stored(code))
         failed = self._values.letter(index) == NodeState.FAILED

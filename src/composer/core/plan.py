@@ -47,6 +47,7 @@ class Need(StrEnum):
     MAYBE = "maybe"
     EITHER = "either"
     SETTLED = "settled"
+    RACE = "race"
     GUARD_YES = "guard-yes"
     GUARD_NO = "guard-no"
 
@@ -126,6 +127,14 @@ class Node:
     """A map's parameter that takes one item; its argument is the list."""
     list_reads: tuple[int, ...] = ()
     """What a map's list reads, as read codes."""
+    event: str = ""
+    """The event that a wait is for."""
+    wait_timeout: float | None = None
+    """Seconds a wait lasts at most."""
+    on_timeout: Mapping[str, Any] | None = None
+    """{"const": value}, when there is an answer that stands in for the event."""
+    of: tuple[int, ...] = ()
+    """The waits and sleeps a race is between."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +190,10 @@ class Plan:
                 reads=self._reads([v for k, v in node.get("args", {}).items() if k != node.get("over")]),
                 reads_settled=_through_settled(terms[i]),
                 over=node.get("over", ""),
+                event=node.get("event", ""),
+                wait_timeout=node.get("timeout"),
+                on_timeout=node.get("on_timeout"),
+                of=tuple(self.index[each["ref"]] for each in node.get("of", ())),
                 list_reads=self._reads(node["args"][node["over"]]) if "over" in node else (),
             )
             for i, node in enumerate(self.body["nodes"])
@@ -217,6 +230,21 @@ class Plan:
         return frozenset(n for node in self.nodes for n in _through_settled(node.terms)) | {*self.output_reads_settled}
 
     @cached_property
+    def events(self) -> Mapping[str, tuple[int, ...]]:
+        """The events that runs wait for, and the nodes that do."""
+        found: dict[str, list[int]] = {}
+        for node in self.nodes:
+            if node.kind == "wait":
+                found.setdefault(node.event, []).append(node.index)
+        return {name: tuple(nodes) for name, nodes in found.items()}
+
+    def is_read(self, index: int) -> bool:
+        """Whether anybody reads the node's output."""
+        return index in self.output_reads or any(
+            index in self.nodes[user].reads or index in self.nodes[user].of for user in self.nodes[index].users
+        )
+
+    @cached_property
     def read_each(self) -> frozenset[int]:
         """Maps that something reads item by item, through settled_each: no failed item fails them."""
         codes = [code for node in self.nodes for code in (*node.reads, *node.list_reads)] + list(self.output_reads)
@@ -247,6 +275,8 @@ class Plan:
                 terms.append(Term(Need.AFTER, (self.index[symbol["ref"]],)))
             else:
                 terms += self._terms_of_symbol(symbol)
+        if "of" in node:
+            terms.append(Term(Need.RACE, tuple(self.index[each["ref"]] for each in node["of"])))
         for guard in node.get("when", ()):
             terms.append(Term(Need.GUARD_YES if guard["is"] else Need.GUARD_NO, (self.index[guard["guard"]],)))
         return tuple(dict.fromkeys(terms))

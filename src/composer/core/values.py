@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from composer.core.plan import INPUT, Read, node_read
+from composer.core.snapshot import Snapshot
 from composer.core.states import NodeState
 
 
@@ -23,6 +24,14 @@ class Values:
     """JSON texts of completed nodes, as stored."""
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
     """JSON texts of the errors of failed nodes, as stored."""
+
+    timed_out: Collection[int] = ()
+    """Waits that completed with the answer that stands in for their event."""
+
+    @classmethod
+    def of(cls, run: Snapshot, outputs: Mapping[int, str], errors: Mapping[int, str]) -> Values:
+        """What is at hand of a run as it is."""
+        return cls(run.letters.text, outputs, errors, run.counters.timed_out)
 
     def letter(self, node: int) -> str:
         """What became of a node. The input has always been there."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from composer.core.events import Delivery, MapCounts
+from composer.core.events import Delivery, MapCounts, StoredSignal
 from composer.core.items import list_text, part_of
 from composer.core.outcomes import each_text
 from composer.core.plan import INPUT, Node, Plan, Read, node_read
@@ -105,6 +105,7 @@ class _Run:
     error: str | None = None
     tasks: dict[tuple[int, int], _Task] = field(default_factory=dict[tuple[int, int], _Task])
     history: list[HistoryRow] = field(default_factory=list[HistoryRow])
+    signals: list[StoredSignal] = field(default_factory=list[StoredSignal])
     maps: dict[int, _Map] = field(default_factory=dict[int, _Map])
 
 
@@ -238,12 +239,17 @@ class MemoryStore:
             if old is not None:
                 task.attempt, task.delivery, task.created_at = old.attempt + 1, old.delivery, old.created_at
             run.tasks[start.node, start.item] = task
-            if start.error is not None:
+            if start.output is not None:
+                task.state, task.output, task.finished_at = TaskState.COMPLETED, start.output, now
+            elif start.error is not None:
                 task.state, task.error, task.finished_at = TaskState.FAILED, start.error, now
             elif start.waits:
                 task.state = TaskState.WAITING
-                if start.wake_in is not None:
+                if start.wake_at is not None:
+                    task.wake_at = datetime.fromisoformat(start.wake_at)
+                elif start.wake_in is not None:
                     task.wake_at = now + timedelta(seconds=start.wake_in)
+                if task.wake_at is not None:
                     self.wakeups.timer_set()
             elif start.node in leased:
                 self._lease(task, owner, lease)
@@ -367,6 +373,11 @@ class MemoryStore:
         timer = commit.deadline_in is not None
         for change in made.changes:
             self._change(run_id, run, change)
+        for number, signal in enumerate(run.signals):
+            node = next((node for taken, node in made.taken if taken == signal.id), None)
+            run.signals[number] = signal if node is None else replace(signal, node=node)
+        for new in made.signals:
+            run.signals.append(StoredSignal(len(run.signals) + 1, new.name, new.payload, new.dedupe, new.node))
         if made.stops_open_tasks:
             for task in run.tasks.values():
                 if task.state in OPEN_TASK:
@@ -404,7 +415,7 @@ class MemoryStore:
     def _holds(self, run: _Run, change: TaskChange, *, rare: bool) -> bool:
         task = run.tasks.get((change.node, change.item))
         if change.fence is Fence.WAITING:
-            return task is not None and task.state is TaskState.WAITING
+            return task is not None and task.state is TaskState.WAITING and change.attempt in (0, task.attempt)
         if task is None or (task.attempt, task.delivery) != (change.attempt, change.delivery):
             return False
         if change.fence is Fence.EXPIRY:
@@ -581,6 +592,11 @@ class MemoryStore:
         self._wake_map(run, node, None)
         self._free(run_id, run, node)
 
+    async def load_signals(self, run_id: str, names: Sequence[str] | None = None) -> list[StoredSignal]:
+        """The run's signals, in the order they came."""
+        run = self._runs.get(run_id)
+        return [] if run is None else [each for each in run.signals if names is None or each.name in names]
+
     async def take_due_waits(self, limit: int, pause: float) -> list[DueWait]:
         """Waiting tasks that are due."""
         now = self._clock.now()
@@ -594,7 +610,13 @@ class MemoryStore:
         for _, _, _, task in due[:limit]:
             task.wake_at = now + timedelta(seconds=pause)
         return [
-            DueWait(self._head(run_id, run), task.node, run.maps[task.node].counts if task.node in run.maps else None)
+            DueWait(
+                self._head(run_id, run),
+                task.node,
+                run.maps[task.node].counts if task.node in run.maps else None,
+                task.attempt,
+                now.isoformat(),
+            )
             for _, run_id, run, task in due[:limit]
             if run.quarantine is None
         ]

@@ -22,7 +22,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol
 
-from composer.core.events import Delivery, MapCounts
+from composer.core.events import Delivery, MapCounts, StoredSignal
 from composer.core.items import ItemChange
 from composer.core.plan import Node, Plan
 from composer.core.snapshot import Snapshot
@@ -206,6 +206,9 @@ class DueWait:
     head: RunHead
     node: int
     counts: MapCounts | None = None
+    attempt: int = 0
+    at: str = ""
+    """The time then, as ISO 8601 text."""
 
 
 class Renewal(StrEnum):
@@ -399,6 +402,10 @@ class Store(Protocol):
 
     async def take_due_waits(self, limit: int, pause: float) -> list[DueWait]:
         """Waiting tasks that are due; nobody else gets them for `pause` seconds. Never waits."""
+        ...
+
+    async def load_signals(self, run_id: str, names: Sequence[str] | None = None) -> list[StoredSignal]:
+        """The run's signals, or those of some names, in the order they came: kept ones and taken ones."""
         ...
 
     async def load_heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:

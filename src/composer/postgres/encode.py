@@ -13,7 +13,7 @@ from composer.core.transition import TaskStart
 from composer.ports.store import ItemCommit, MapPage, NewRun, RunCommit
 
 _READY, _LEASED, _WAITING = TaskState.READY.value, TaskState.LEASED.value, TaskState.WAITING.value
-_FAILED = TaskState.FAILED.value
+_FAILED, _COMPLETED = TaskState.FAILED.value, TaskState.COMPLETED.value
 
 
 @lru_cache(maxsize=65_536)
@@ -36,13 +36,13 @@ def encode_start(namespace: str, runs: Sequence[NewRun], owner: str, lease: floa
     """Parameters of start.sql."""
     heads = [_run(run) for run in runs]
     tasks = [task for run in runs for task in _root_tasks(run)]
-    return [namespace, *columns(heads, 17), *columns(tasks, 10), owner, lease]
+    return [namespace, *columns(heads, 17), *columns(tasks, 12), owner, lease]
 
 
 def encode_start_one(namespace: str, run: NewRun, owner: str, lease: float) -> list[Any]:
     """Parameters of start_one.sql: a run without a key, hence without a digest."""
     run_id, workflow, _, _, *rest = _run(run)
-    return [namespace, run_id, workflow, *rest, *columns(_root_tasks(run), 10)[1:], owner, lease]
+    return [namespace, run_id, workflow, *rest, *columns(_root_tasks(run), 12)[1:], owner, lease]
 
 
 def _run(run: NewRun) -> tuple[Any, ...]:
@@ -65,10 +65,12 @@ def _tags(run: NewRun) -> str:
 
 def _new_task(run_id: str, node: Node, priority: int, start: TaskStart, leased: bool) -> tuple[Any, ...]:
     options = node.options
+    state = _LEASED if leased else _READY
+    if not start.is_ready:
+        state = _WAITING if start.waits else _FAILED if start.error is not None else _COMPLETED
     return (
-        run_id, node.index, node.step, options.queue, task_priority(node, priority), reads_text(node.reads),
-        _FAILED if start.error else _WAITING if start.waits else _LEASED if leased else _READY,
-        options.heartbeat_timeout, start.wake_in, start.error,
+        run_id, node.index, node.step, options.queue, task_priority(node, priority), reads_text(node.reads), state,
+        options.heartbeat_timeout, start.wake_in, start.error, start.output, start.wake_at,
     )  # fmt: skip
 
 
@@ -97,7 +99,7 @@ def encode_steps(namespace: str, commits: Sequence[RunCommit], owner: str, lease
         for start in made.starts:
             tasks.append(_new_task(run_id, nodes[start.node], commit.priority, start, start.node in leased))
     return [
-        namespace, *columns(heads, 6), *columns(results, 3), *columns(changes, 13), *columns(tasks, 10), owner, lease,
+        namespace, *columns(heads, 6), *columns(results, 3), *columns(changes, 13), *columns(tasks, 12), owner, lease,
     ]  # fmt: skip
 
 
@@ -112,7 +114,7 @@ def encode_one(namespace: str, commit: RunCommit, owner: str, lease: float) -> l
         namespace, run_id, run.version - 1, run.status.value, run.letters.text, run.counters.encode(), made.history_text,
         result is not None, result and result.output, result and result.error,
         c.node, c.item, c.attempt, c.delivery, c.state.value, c.attempt_add, c.delivery_add, c.failures_add, c.output, c.error,
-        c.delay, c.details, *columns(tasks, 10)[1:], owner, lease,
+        c.delay, c.details, *columns(tasks, 12)[1:], owner, lease,
     ]  # fmt: skip
 
 
@@ -122,6 +124,8 @@ def encode_rare(namespace: str, commits: Sequence[RunCommit]) -> list[Any]:
     results: list[tuple[Any, ...]] = []
     changes: list[tuple[Any, ...]] = []
     tasks: list[tuple[Any, ...]] = []
+    signals: list[tuple[Any, ...]] = []
+    taken: list[tuple[Any, ...]] = []
     for commit in commits:
         made, run_id = commit.transition, commit.run_id
         run = made.run
@@ -140,10 +144,15 @@ def encode_rare(namespace: str, commits: Sequence[RunCommit]) -> list[Any]:
                     c.failures_add, c.crashes_add, c.output, c.error, c.delay, c.details,
                 )
             )  # fmt: skip
+        signals += [(run_id, each.name, each.payload, each.dedupe, each.node) for each in made.signals]
+        taken += [(run_id, signal, node) for signal, node in made.taken]
         nodes = commit.plan.nodes
         for start in made.starts:
             tasks.append(_new_task(run_id, nodes[start.node], commit.priority, start, leased=False))
-    return [namespace, *columns(heads, 10), *columns(results, 3), *columns(changes, 15), *columns(tasks, 10)]
+    return [
+        namespace, *columns(heads, 10), *columns(results, 3), *columns(changes, 15), *columns(tasks, 12), *columns(signals, 5),
+        *columns(taken, 3),
+    ]  # fmt: skip
 
 
 def encode_items(namespace: str, commits: Sequence[ItemCommit]) -> list[Any]:

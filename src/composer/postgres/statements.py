@@ -23,6 +23,7 @@ class Statements:
     withdraw_items: str
     free_items: str
     due_waits: str
+    load_signals: str
     renew: str
     leased_to: str
     load_heads: str

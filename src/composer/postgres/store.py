@@ -17,7 +17,7 @@ from typing import Any, Final
 import anyio
 import asyncpg
 
-from composer.core.events import Delivery, MapCounts
+from composer.core.events import Delivery, MapCounts, StoredSignal
 from composer.core.plan import Node, Plan, node_read, plan_from_text
 from composer.core.snapshot import Snapshot
 from composer.ports.store import (
@@ -285,7 +285,7 @@ class PostgresStore:
             if any(
                 run.is_scheduled
                 or run.plan.timeout is not None
-                or any(s.wake_in is not None for s in run.transition.starts)
+                or any(s.wake_in is not None or s.wake_at is not None for s in run.transition.starts)
                 for run in runs
             ):
                 self.wakeups.timer_set()
@@ -354,7 +354,7 @@ class PostgresStore:
                     nodes = commit.plan.nodes
                     for start in made.starts:
                         if start.waits:
-                            timer = timer or start.wake_in is not None
+                            timer = timer or (start.wake_in is not None or start.wake_at is not None)
                         elif start.is_ready and start.node not in leased:
                             ready.add(nodes[start.node].options.queue)
                 for change in made.changes:
@@ -443,7 +443,16 @@ class PostgresStore:
     async def take_due_waits(self, limit: int, pause: float) -> list[DueWait]:
         """Waiting tasks that are due."""
         rows = await self._fetch("looking for due waits", self._sql.due_waits, self.namespace, limit, pause)
-        return [DueWait(head_of(row, row["run_id"]), row["node"], map_counts(row)) for row in rows]
+        return [
+            DueWait(head_of(row, row["run_id"]), row["node"], map_counts(row), row["attempt"], row["at"])
+            for row in rows
+        ]
+
+    async def load_signals(self, run_id: str, names: Sequence[str] | None = None) -> list[StoredSignal]:
+        """The run's signals, in the order they came."""
+        wanted = None if names is None else list(names)
+        rows = await self._fetch("reading signals", self._sql.load_signals, self.namespace, run_id, wanted)
+        return [StoredSignal(row["id"], row["name"], row["payload"], row["dedupe"], row["node"]) for row in rows]
 
     async def load_heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
         """Runs as they are now."""

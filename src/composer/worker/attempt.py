@@ -290,7 +290,7 @@ class Attempt:
 def arguments_text(plan: Plan, node: Node, claimed: ClaimedTask) -> str:
     """The arguments of a claimed task as a JSON object. Raises Unreadable, KeyError for a value that was not handed over."""
     reads = {**claimed.values, **absent_parts(node.reads, claimed.values)}
-    values = Values(claimed.run.snapshot.letters.text, reads, claimed.errors)
+    values = Values.of(claimed.run.snapshot, reads, claimed.errors)
     if not node.over:
         return render(plan, node.args, values)
     fixed = {name: template for name, template in node.args.items() if name != node.over}

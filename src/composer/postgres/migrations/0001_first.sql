@@ -115,6 +115,19 @@ create table composer.maps (
   primary key (run_id, node, namespace)
 ) with (fillfactor = 50);
 
+-- Events sent to runs from outside. One that no node waits for yet has no `node`.
+create table composer.signals (
+  namespace  text        not null,
+  run_id     uuid        not null,
+  id         bigint      generated always as identity,
+  name       text        not null,
+  payload    text        not null,
+  dedupe     text,
+  node       int,
+  created_at timestamptz not null default clock_timestamp(),
+  primary key (run_id, id, namespace)
+);
+
 -- What a transition changed. Append-only and the bulk of the data, hence the only partitioned table: months of run ids.
 create table composer.history (
   namespace text        not null,

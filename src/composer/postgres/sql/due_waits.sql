@@ -9,9 +9,9 @@ with t as materialized (
 u as (
   insert into composer.tasks as x (namespace, run_id, node, item, state) select $1, run_id, node, item, 'waiting' from t
   on conflict (namespace, run_id, node, item) do update set wake_at = clock_timestamp() + make_interval(secs => $3::float8) where x.state = 'waiting'
-  returning x.run_id, x.node
+  returning x.run_id, x.node, x.attempt
 )
-select u.run_id, u.node, r.plan, r.status, r.version, r.letters, r.counters, r.priority as run_priority,
+select u.run_id, u.node, u.attempt, to_char(clock_timestamp() at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as at, r.plan, r.status, r.version, r.letters, r.counters, r.priority as run_priority,
        m.total, m.completed, m.failed, m.withdrawn, m.expanded, m.held, m.tolerance, m.first_failed, m.error, m.retries
   from u
  cross join lateral (select * from composer.runs r where r.namespace = $1 and r.id = u.run_id and r.quarantine is null offset 0) r

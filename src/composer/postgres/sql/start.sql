@@ -39,15 +39,15 @@ i as (
 ),
 t as (
   insert into composer.tasks (namespace, run_id, node, item, step, queue, priority, reads, state, attempt, delivery,
-                              lease_seconds, lease_owner, lease_expires_at, started_at, wake_at, error, finished_at)
+                              lease_seconds, lease_owner, lease_expires_at, started_at, wake_at, error, output, finished_at)
   select $1, n.run_id, n.node, -1, n.step, n.queue, n.priority, n.reads::int[], n.state, 1,
          case n.state when 'leased' then 1 else 0 end, n.lease_seconds,
-         case n.state when 'leased' then $29 end,
-         case n.state when 'leased' then clock_timestamp() + make_interval(secs => coalesce(n.lease_seconds, $30)) end,
+         case n.state when 'leased' then $31 end,
+         case n.state when 'leased' then clock_timestamp() + make_interval(secs => coalesce(n.lease_seconds, $32)) end,
          case n.state when 'leased' then clock_timestamp() end,
-         clock_timestamp() + make_interval(secs => n.wake_in), n.error, case n.state when 'failed' then clock_timestamp() end
-    from unnest($19::uuid[], $20::int[], $21::text[], $22::text[], $23::smallint[], $24::text[], $25::text[], $26::float8[], $27::float8[], $28::text[])
-      as n(run_id, node, step, queue, priority, reads, state, lease_seconds, wake_in, error)
+         coalesce(n.wake_at::timestamptz, clock_timestamp() + make_interval(secs => n.wake_in)), n.error, n.output, case when n.state in ('failed', 'completed') then clock_timestamp() end
+    from unnest($19::uuid[], $20::int[], $21::text[], $22::text[], $23::smallint[], $24::text[], $25::text[], $26::float8[], $27::float8[], $28::text[], $29::text[], $30::text[])
+      as n(run_id, node, step, queue, priority, reads, state, lease_seconds, wake_in, error, output, wake_at)
    where (n.run_id in (select id from r)) is true
   returning run_id, node, item, step, queue, priority, state
 ),

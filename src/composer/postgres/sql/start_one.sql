@@ -1,5 +1,5 @@
 -- Stores one new run without an idempotency key: the rules of start.sql, in half of the plan nodes.
--- $1 namespace; $2..$16 the run; $17..$25 a row a root task; $26 owner, $27 lease seconds of what is handed over at once.
+-- $1 namespace; $2..$16 the run; $17..$27 a row a root task; $28 owner, $29 lease seconds of what is handed over at once.
 -- Locks: none that waits. Index: runs_pkey. Returns: as start.sql, one row.
 with r as (
   insert into composer.runs (namespace, id, workflow, plan, status, version, letters, counters, priority, tags, starts_at, deadline_at, finished_at)
@@ -15,15 +15,15 @@ i as (
 ),
 t as (
   insert into composer.tasks (namespace, run_id, node, item, step, queue, priority, reads, state, attempt, delivery,
-                              lease_seconds, lease_owner, lease_expires_at, started_at, wake_at, error, finished_at)
+                              lease_seconds, lease_owner, lease_expires_at, started_at, wake_at, error, output, finished_at)
   select $1, r.id, n.node, -1, n.step, n.queue, n.priority, n.reads::int[], n.state, 1,
          case n.state when 'leased' then 1 else 0 end, n.lease_seconds,
-         case n.state when 'leased' then $26::text end,
-         case n.state when 'leased' then clock_timestamp() + make_interval(secs => coalesce(n.lease_seconds, $27::float8)) end,
+         case n.state when 'leased' then $28::text end,
+         case n.state when 'leased' then clock_timestamp() + make_interval(secs => coalesce(n.lease_seconds, $29::float8)) end,
          case n.state when 'leased' then clock_timestamp() end,
-         clock_timestamp() + make_interval(secs => n.wake_in), n.error, case n.state when 'failed' then clock_timestamp() end
-    from r cross join unnest($17::int[], $18::text[], $19::text[], $20::smallint[], $21::text[], $22::text[], $23::float8[], $24::float8[], $25::text[])
-      as n(node, step, queue, priority, reads, state, lease_seconds, wake_in, error)
+         coalesce(n.wake_at::timestamptz, clock_timestamp() + make_interval(secs => n.wake_in)), n.error, n.output, case when n.state in ('failed', 'completed') then clock_timestamp() end
+    from r cross join unnest($17::int[], $18::text[], $19::text[], $20::smallint[], $21::text[], $22::text[], $23::float8[], $24::float8[], $25::text[], $26::text[], $27::text[])
+      as n(node, step, queue, priority, reads, state, lease_seconds, wake_in, error, output, wake_at)
   returning node, item, step, queue, priority, state
 ),
 o as (
