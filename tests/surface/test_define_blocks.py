@@ -51,6 +51,11 @@ class Approval(BaseModel):
     title: str = "none"
 
 
+@dataclass
+class Plain:
+    text: str
+
+
 @step
 def charge(order: Order) -> str: ...
 
@@ -441,6 +446,24 @@ def test_either_inside_of_its_own_branch_covers_it() -> None:
     assert problems(flow.plan) == []
 
 
+def test_long_chains_of_else_if_are_looked_through() -> None:
+    """A chain of 150 conditions is neither too deep nor too slow to be found complete."""
+
+    @workflow
+    def flow(order: Order) -> str:
+        with when(order.total > 0):
+            taken = [charge(order)]
+        for i in range(1, 150):
+            with otherwise(order.total > -i):
+                taken.append(charge(order))
+        with otherwise():
+            taken.append(charge(order))
+        first, second, *rest = taken
+        return ship(either(first, second, *rest))
+
+    assert problems(flow.plan) == []
+
+
 # -- sleeps
 
 
@@ -576,6 +599,7 @@ def test_wait_for_none_or_a_value_is_typed_so() -> None:
         (lambda _: wait_for_event("a", int, on_timeout=1), "wait_for_event('a') has on_timeout and no timeout"),
         (lambda _: wait_for_event("a", int, timeout=1, on_timeout="x"), "on_timeout='x' is no int\n  Input should be a valid integer"),
         (lambda o: wait_for_event("a", int, timeout=1, on_timeout=o.total), "on_timeout is a constant, not <Ref input.order.total>"),
+        (lambda o: wait_for_event("a", Approval, timeout=1, on_timeout=Plain(o.id)), "on_timeout is a constant, not Plain(text="),
         (lambda o: wait_for_event("a", int, timeout=o.delay), "wait_for_event('a'): <Ref input.order.delay> is no duration"),
         (lambda o: wait_for_event("a", int, after=o.delay), "a(after=...) takes results of earlier nodes"),
     ],

@@ -13,7 +13,7 @@ from typing_extensions import TypeForm
 
 from composer.core.durations import seconds
 from composer.define import shapes
-from composer.define.build import INSIDE, Builder, Level, current
+from composer.define.build import INSIDE, Builder, Level, current, holds_ref
 from composer.define.declaration import check_type, checked_name
 from composer.define.options import Duration
 from composer.define.payloads import codec, short
@@ -132,16 +132,17 @@ def sleep_until(moment: datetime, /, *, after: object = None, name: str | None =
     The moment may be a value of the run. As with `sleep`, only what comes after it is held up.
     """
     builder = current("sleep_until()", INSIDE)
-    if is_symbol(moment):
-        _fits(moment, (datetime,), "sleep_until()", "a datetime with a time zone")
-    elif not issubclass(type(moment), datetime) or moment.tzinfo is None or moment.utcoffset() is None:
+    given: Any = moment
+    if is_symbol(given):
+        _fits(given, (datetime,), "sleep_until()", "a datetime with a time zone")
+    elif not isinstance(given, datetime) or given.tzinfo is None or given.utcoffset() is None:
         raise PlanTypeError(
-            f"sleep_until() takes a datetime with a time zone, not {short(moment)}",
+            f"sleep_until() takes a datetime with a time zone, not {short(given)}",
             "Without one nobody knows which moment it is: datetime(..., tzinfo=UTC).",
             str(user_line()),
         )
     return builder.add_block(  # type: ignore[return-value]
-        {"kind": "sleep"}, "sleep_until", datetime, args={"until": (moment, datetime)}, after=after, name=name
+        {"kind": "sleep"}, "sleep_until", datetime, args={"until": (given, datetime)}, after=after, name=name
     )
 
 
@@ -224,9 +225,9 @@ def wait_for_event(
     if on_timeout is not _UNSET:
         if timeout is None:
             raise PlanError(f"{what} has on_timeout and no timeout", "Add timeout=, or leave on_timeout out.", where)
-        if is_symbol(on_timeout):
+        if holds_ref(on_timeout):
             advice = "Leave it out, and choose when the wait timed out: when(settled(ref).timed_out)."
-            raise PlanTypeError(f"{what}: on_timeout is a constant, not {on_timeout!r}", advice, where)
+            raise PlanTypeError(f"{what}: on_timeout is a constant, not {short(on_timeout)}", advice, where)
         if on_timeout is None:
             result = Union[type, None]  # noqa: UP007 - of a value
             node["on_timeout"] = {"const": None}

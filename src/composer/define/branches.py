@@ -20,6 +20,9 @@ from composer.errors import PlanError
 Answers: TypeAlias = frozenset[tuple[str, Any]]
 """What deciders answered: (guard, True or False), or (race, name of the member that won)."""
 
+_MOST_EFFORT: Final = 500_000
+"""Answers looked at for a whole plan, about 0.1 s. Beyond, branches count as complete: a run that finds none taken says
+so itself."""
 _WAYS_OUT: Final = "Read it with maybe(), either() or settled(), or move the reader into the branch."
 
 
@@ -41,6 +44,7 @@ class _Branches:
                 self.race_of.update(dict.fromkeys(members, name))
         self.answers: dict[str, Answers] = {}
         """By node: what is known to have been answered when it runs."""
+        self.effort = _MOST_EFFORT
         self.loose: dict[str, str] = {}
         """Nodes that can be skipped for a reason the answers do not show, with that reason."""
 
@@ -105,23 +109,24 @@ class _Branches:
 
     def _covers(self, branches: list[Answers]) -> bool:
         """Whether one of the branches is taken, whatever the deciders answer."""
-        if any(not branch for branch in branches):
-            return True
-        if not branches:
-            return False
-        # One that was not asked may be given any answer: a branch inside of it carries what it was asked in as well.
-        asked = {decider for branch in branches for decider, _ in branch}
-        decider = min(asked, key=self.plan.index.__getitem__)
-        return all(
-            self._covers(
-                [
-                    branch - {(decider, answer)}
-                    for branch in branches
-                    if all(each[1] == answer for each in branch if each[0] == decider)
-                ]
-            )
-            for answer in self.deciders[decider]
-        )
+        cases = [branches]
+        while cases:
+            left = cases.pop()
+            if any(not branch for branch in left):
+                continue
+            if not left:
+                return False
+            self.effort -= sum(map(len, left))
+            if self.effort < 0:
+                break
+            # One that was not asked may be given any answer: a branch inside of it carries what it was asked in as well.
+            decider = min({decider for branch in left for decider, _ in branch}, key=self.plan.index.__getitem__)
+            others = [branch for branch in left if all(each[0] != decider for each in branch)]
+            cases += [
+                others + [branch - {(decider, answer)} for branch in left if (decider, answer) in branch]
+                for answer in self.deciders[decider]
+            ]
+        return True
 
     # -- the result ---------------------------------------------------------------------------------------------
 

@@ -193,7 +193,7 @@ class Builder(Scope):
             raise PlanTypeError(problem, "Use it as step.map(zip_refs(a, b)).", where or str(user_line()))
         if kind is Made:
             return self._made(value, expected, needs, at, where)
-        if not _holds_ref(value):
+        if not holds_ref(value):
             return self._constant(value, expected, at, where)
         if kind in _SEQUENCES:
             expected = self._narrowed(value, expected, "a list", at, where)
@@ -246,7 +246,7 @@ class Builder(Scope):
                 if type(each) is Ref:
                     self._item_fits(_element(each), type_, f"{what} does not fit")
                     parts.append(self._template(each, shapes.MISSING, needs, at)["$"])
-                elif _holds_ref(each):
+                elif holds_ref(each):
                     advice = (
                         "Make the list in a step, or give the refs to .map() as tuples: step.map([(a, b), (c, d)])."
                     )
@@ -382,18 +382,19 @@ def _item(expected: Any, index: int) -> Any:
         return shapes.MISSING
 
 
-def _holds_ref(value: Any) -> bool:
+def holds_ref(value: Any) -> bool:
+    """Whether a value is a symbol, or has one in it."""
     kind = type(value)
     if kind in _PLAIN:
         return False
     if issubclass(kind, Symbol):
         return True
     if kind in _SEQUENCES:
-        return any(map(_holds_ref, value))
+        return any(map(holds_ref, value))
     if kind is dict:
-        return any(map(_holds_ref, value.values()))
+        return any(map(holds_ref, value.values()))
     if issubclass(kind, BaseModel):
-        return any(map(_holds_ref, value.__dict__.values()))
+        return any(map(holds_ref, value.__dict__.values()))
     if dataclasses.is_dataclass(kind):
-        return any(_holds_ref(getattr(value, field.name, None)) for field in dataclasses.fields(kind))
+        return any(holds_ref(getattr(value, field.name, None)) for field in dataclasses.fields(kind))
     return False
