@@ -3,6 +3,7 @@
 from composer.app import Worker
 from composer.client.async_client import AsyncClient, AsyncRunHandle, CancelResult, RetryResult
 from composer.client.client import Client, RunHandle
+from composer.client.signals import SignalResult
 from composer.client.views import MapProgress, NodeView, RunView
 from composer.core.retries import Retry
 from composer.define.blocks import otherwise, race, sleep, sleep_until, wait_for_event, when
@@ -23,6 +24,7 @@ from composer.errors import (
     ResultTimeout,
     RetryAfter,
     RunCancelled,
+    RunEnded,
     RunFailed,
     RunNotFound,
     RunNotRetryable,
@@ -30,6 +32,7 @@ from composer.errors import (
     Snooze,
     StepCancelled,
     StoreUnavailable,
+    UnknownEvent,
 )
 from composer.settings import Settings
 
@@ -52,6 +55,7 @@ __all__ = [
     "RetryAfter",
     "RetryResult",
     "RunCancelled",
+    "RunEnded",
     "RunFailed",
     "RunHandle",
     "RunNotFound",
@@ -59,12 +63,14 @@ __all__ = [
     "RunQuarantined",
     "RunView",
     "Settings",
+    "SignalResult",
     "Snooze",
     "Step",
     "StepCancelled",
     "StepContext",
     "StepError",
     "StoreUnavailable",
+    "UnknownEvent",
     "Worker",
     "Workflow",
     "all_of",

@@ -9,6 +9,8 @@
     ├── SettingsError            a setting is missing, unreadable or contradicts another
     ├── RunNotFound              no such run here
     ├── RunQuarantined           the run could not be decided and was taken aside; says why
+    ├── RunEnded                 a signal that comes too late
+    ├── UnknownEvent             a signal that the run's workflow never waits for
     ├── RunNotRetryable          client.retry() on a run that is not failed
     ├── IdempotencyConflict      the key names a run with other input
     ├── RunFailed                the run failed; says where and why
@@ -32,7 +34,9 @@ Facts are attributes and the text is built from them, so every error pickles. `c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import Any, ClassVar
 
 
@@ -146,6 +150,35 @@ class RunNotRetryable(_AboutRun):
             advice or "Start a new run instead.",
         )
         self.status = status
+
+
+class RunEnded(_AboutRun):
+    """The run has ended, so what was asked of it comes too late; `status` says how it ended."""
+
+    code = "run-ended"
+
+    def __init__(self, run_id: str, status: str, problem: str = "") -> None:
+        super().__init__(
+            run_id, problem or f"has ended: it is {status}", "Nothing was stored. Start a new run instead."
+        )
+        self.status = status
+
+
+class UnknownEvent(_AboutRun):
+    """The run's workflow waits for no event of this name; `known` are those it waits for."""
+
+    code = "unknown-event"
+
+    def __init__(self, run_id: str, workflow: str, event: str, known: Sequence[str]) -> None:
+        names = ", ".join(map(repr, known))
+        close = get_close_matches(event, known, 1)
+        meant = f"Did you mean {close[0]!r}? " if close else ""
+        super().__init__(
+            run_id,
+            f"of workflow {workflow!r} waits for no event {event!r}",
+            f"{meant}It waits for {names}." if known else "It waits for no event at all.",
+        )
+        self.workflow, self.event, self.known = workflow, event, tuple(known)
 
 
 class IdempotencyConflict(_AboutRun):

@@ -17,17 +17,19 @@ from typing_extensions import TypeVarTuple, Unpack
 
 from composer.app import open_store
 from composer.apply import QUARANTINED, Applied, Applier, persistently
+from composer.client.signals import SignalResult, checked_payload
 from composer.client.starting import checked_workflow, encoded_input, new_run, when_to_start
 from composer.client.views import RunView, failure_of, view
 from composer.coordinator.recovery import Recovered, recover
-from composer.core.decide import reset_nodes, stale_nodes
-from composer.core.events import CancelRequested, Delivery, RetryRequested
+from composer.core.decide import DUPLICATE, reset_nodes, stale_nodes
+from composer.core.events import CancelRequested, Delivery, RetryRequested, Signalled
 from composer.core.plan import INPUT, Node, Plan
 from composer.core.states import ENDED_RUN, NodeState, RunStatus
 from composer.define.workflow import Startable, Workflow
 from composer.errors import (
     IdempotencyConflict,
     ResultTimeout,
+    RunEnded,
     RunNotFound,
     RunNotRetryable,
     RunQuarantined,
@@ -105,6 +107,10 @@ class AsyncRunHandle(Generic[R_co]):
     async def cancel(self, reason: str = "") -> CancelResult:
         """Stops the run; see AsyncClient.cancel."""
         return await self._client.cancel(self.id, reason=reason)
+
+    async def signal(self, event: str, payload: Any = None, /, *, dedupe_id: str | None = None) -> SignalResult:
+        """Sends the run an event; see AsyncClient.signal."""
+        return await self._client.signal(self.id, event, payload, dedupe_id=dedupe_id)
 
 
 class AsyncClient:
@@ -359,6 +365,34 @@ class AsyncClient:
         await self._refuse_quarantined(run_id, applied)
         status = applied.heads[run_id].snapshot.status
         return CancelResult(status is RunStatus.CANCELLED, status.value)
+
+    async def signal(
+        self, run_id: str, event: str, payload: Any = None, /, *, dedupe_id: str | None = None
+    ) -> SignalResult:
+        """Sends a run the event `event`, which a wait_for_event() of it takes, now or when it gets there.
+
+        The payload is checked by the type the wait names, before anything is stored. Of one `dedupe_id` only the first
+        counts. Raises RunNotFound, RunEnded, UnknownEvent, PayloadError.
+        """
+        store = self.store
+        heads = await persistently(lambda: store.load_heads([_checked_id(run_id)]), PATIENCE)
+        if run_id not in heads:
+            raise RunNotFound(run_id, store.namespace)
+        plan = await self._plan(heads[run_id].plan_id)
+        text = checked_payload(run_id, plan, event, payload)
+        if heads[run_id].snapshot.status in ENDED_RUN:
+            raise RunEnded(run_id, heads[run_id].snapshot.status.value)
+        applied = await Applier(store).apply_one(run_id, Signalled(event, text, dedupe_id), patience=PATIENCE)
+        await self._refuse_quarantined(run_id, applied)
+        if applied.ignored:
+            status = applied.heads[run_id].snapshot.status
+            if applied.ignored[0].reason != DUPLICATE:
+                raise RunEnded(run_id, status.value)
+            first = next(s for s in await store.load_signals(run_id, [event]) if s.dedupe == dedupe_id)
+            return SignalResult(None if first.node is None else plan.nodes[first.node].name, is_duplicate=True)
+        made = applied.transitions.get(run_id)
+        node = made.signals[0].node if made is not None and made.signals else None
+        return SignalResult(None if node is None else plan.nodes[node].name)
 
     async def retry(
         self, run_id: str, *, dry_run: bool = False, rerun_stale: bool = False, keep_options: bool = False

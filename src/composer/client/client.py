@@ -19,6 +19,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from typing_extensions import TypeVarTuple, Unpack
 
 from composer.client.async_client import AsyncClient, AsyncRunHandle, CancelResult, RetryResult
+from composer.client.signals import SignalResult
 from composer.client.views import RunView
 from composer.coordinator.recovery import Recovered
 from composer.define.workflow import Startable
@@ -54,6 +55,10 @@ class RunHandle(Generic[R_co]):
     def cancel(self, reason: str = "") -> CancelResult:
         """Stops the run; see Client.cancel."""
         return self._call(self._handle.cancel, reason)
+
+    def signal(self, event: str, payload: Any = None, /, *, dedupe_id: str | None = None) -> SignalResult:
+        """Sends the run an event; see AsyncClient.signal."""
+        return self._call(self._handle.signal, event, payload, dedupe_id=dedupe_id)
 
 
 class Client:
@@ -159,6 +164,10 @@ class Client:
     def cancel(self, run_id: str, *, reason: str = "") -> CancelResult:
         """Stops a run; safe to repeat. See AsyncClient.cancel."""
         return self.call(self._client.cancel, run_id, reason=reason)
+
+    def signal(self, run_id: str, event: str, payload: Any = None, /, *, dedupe_id: str | None = None) -> SignalResult:
+        """Sends a run an event that it waits for, or will. See AsyncClient.signal."""
+        return self.call(self._client.signal, run_id, event, payload, dedupe_id=dedupe_id)
 
     def retry(
         self, run_id: str, *, dry_run: bool = False, rerun_stale: bool = False, keep_options: bool = False
