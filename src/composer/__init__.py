@@ -24,6 +24,7 @@ from composer.errors import (
     Snooze,
     StepCancelled,
     StoreUnavailable,
+    TransactionError,
 )
 from composer.settings import Settings
 
@@ -55,6 +56,7 @@ __all__ = [
     "StepCancelled",
     "StepContext",
     "StoreUnavailable",
+    "TransactionError",
     "Worker",
     "Workflow",
     "step",

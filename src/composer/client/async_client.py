@@ -17,7 +17,7 @@ from typing_extensions import TypeVarTuple, Unpack
 
 from composer.app import open_store
 from composer.apply import QUARANTINED, Applied, Applier, persistently
-from composer.client.starting import checked_workflow, encoded_input, new_run, when_to_start
+from composer.client.starting import checked_workflow, encoded_input, new_run, paired, when_to_start
 from composer.client.views import RunView, failure_of, view
 from composer.coordinator.recovery import Recovered, recover
 from composer.core.decide import reset_nodes, stale_nodes
@@ -177,16 +177,23 @@ class AsyncClient:
         start_at: datetime | None = None,
         priority: int = 0,
         tags: Mapping[str, str] | None = None,
+        within: object | None = None,
     ) -> AsyncRunHandle[R]:
         """Starts a run and returns its handle as soon as it is durable.
 
         Arguments go by position and are checked here; for keyword arguments use `workflow.bind(...)`. With an
         idempotency key, the same key and input give the same run, whatever became of it; another input raises
         IdempotencyConflict. Raises PayloadError, PlanTypeError, StoreUnavailable.
+
+        `within` is a connection of your own in the same database, with a transaction in progress: of asyncpg, psycopg,
+        SQLAlchemy (connection or session, sync or async) or Django (or its alias). The run then exists once that
+        transaction commits, or never; nothing runs, and the handle finds nothing, before. Raises TransactionError for
+        what cannot carry the start, and what your driver raises.
         """
         handles = await self._start(
-            workflow, [(args, idempotency_key)], delay=delay, start_at=start_at, priority=priority, tags=tags
-        )
+            workflow, [(args, idempotency_key)], within,
+            delay=delay, start_at=start_at, priority=priority, tags=tags,
+        )  # fmt: skip
         return handles[0]
 
     async def start_many(
@@ -200,17 +207,15 @@ class AsyncClient:
         start_at: datetime | None = None,
         priority: int = 0,
         tags: Mapping[str, str] | None = None,
+        within: object | None = None,
     ) -> list[AsyncRunHandle[R]]:
         """Starts one run an input (a tuple of arguments), all or none, in one statement. Handles in the order of the inputs."""
-        given = list(inputs)
-        keys: Sequence[str | None] = idempotency_keys if idempotency_keys is not None else [None] * len(given)
-        if len(keys) != len(given):
-            raise ValueError(f"start_many() got {len(given)} inputs and {len(keys)} idempotency keys")
         return await self._start(
-            workflow, list(zip(given, keys, strict=True)), delay=delay, start_at=start_at, priority=priority, tags=tags
-        )
+            workflow, paired(inputs, idempotency_keys), within,
+            delay=delay, start_at=start_at, priority=priority, tags=tags,
+        )  # fmt: skip
 
-    async def _start(
+    async def _new_runs(
         self,
         workflow: Any,
         inputs: Sequence[tuple[Sequence[Any], str | None]],
@@ -219,17 +224,43 @@ class AsyncClient:
         start_at: datetime | None,
         priority: int,
         tags: Mapping[str, str] | None,
-    ) -> list[AsyncRunHandle[Any]]:
+    ) -> list[NewRun]:
+        """Runs ready to be stored, of arguments and idempotency keys; their plan is registered. What start() begins with."""
         flow = checked_workflow(workflow)
         texts = [encoded_input(flow, args) for args, _ in inputs]
         store, plan = self.store, flow.plan
         starts = when_to_start(delay, start_at)
         plan_id = await persistently(lambda: store.register_plan(plan), PATIENCE)
         ids = await store.mint_run_ids(len(inputs))
-        runs: list[NewRun] = [
+        return [
             new_run(run_id, flow.name, plan, plan_id, text, key=key, priority=priority, tags=tags or {}, starts=starts)
             for run_id, text, (_, key) in zip(ids, texts, inputs, strict=True)
         ]
+
+    def _handles(
+        self, workflow: Any, runs: Sequence[NewRun], answers: Sequence[StartAnswer], *, tried_again: bool = False
+    ) -> list[AsyncRunHandle[Any]]:
+        """Handles of runs that were stored. Raises IdempotencyConflict. What start() ends with."""
+        flow = checked_workflow(workflow)
+        made: list[AsyncRunHandle[Any]] = []
+        for run, answer in zip(runs, answers, strict=True):
+            if run.key is not None and answer.digest != run.digest:
+                raise IdempotencyConflict(answer.run_id, flow.name, run.key)
+            # A start whose first answer was lost finds its own run.
+            created = answer.created or (tried_again and answer.run_id == run.run_id)
+            made.append(AsyncRunHandle(self, answer.run_id, flow, created=created))
+        return made
+
+    async def _start(
+        self, workflow: Any, inputs: Sequence[tuple[Sequence[Any], str | None]], within: object | None, **options: Any
+    ) -> list[AsyncRunHandle[Any]]:
+        store = self.store
+        if within is not None:
+            borrowed = store.borrow(within)
+            runs = await self._new_runs(workflow, inputs, **options)
+            await persistently(borrowed.prepare, PATIENCE)
+            return self._handles(workflow, runs, await borrowed.start_runs(runs))
+        runs = await self._new_runs(workflow, inputs, **options)
         taker = store.wakeups.taker
         if taker is not None and len(runs) <= MOST_HANDED_OVER:
             runs = [_handed_over(run, taker) for run in runs]
@@ -251,15 +282,9 @@ class AsyncClient:
             for run, answer in zip(runs, answers, strict=True):
                 if run.leased:
                     await _hand_over(run, answer, taker)
-        handles: list[AsyncRunHandle[Any]] = []
-        for run, answer in zip(runs, answers, strict=True):
-            if run.key is not None and answer.digest != run.digest:
-                raise IdempotencyConflict(answer.run_id, flow.name, run.key)
-            # A start whose first answer was lost finds its own run.
-            created = answer.created or (tries > 0 and answer.run_id == run.run_id)
-            handles.append(AsyncRunHandle(self, answer.run_id, flow, created=created))
-            if created and hears:
-                self._fresh[answer.run_id] = store.wakeups.epoch
+        handles = self._handles(workflow, runs, answers, tried_again=tries > 0)
+        if hears:
+            self._fresh.update({handle.id: store.wakeups.epoch for handle in handles if handle.created})
         while len(self._fresh) > _MOST_FRESH:
             del self._fresh[next(iter(self._fresh))]
         return handles

@@ -21,6 +21,7 @@ from composer.core.snapshot import Snapshot
 from composer.ports.store import (
     AuditedRun,
     Beat,
+    Borrowed,
     ClaimedTask,
     CommitAnswer,
     CommitAnswers,
@@ -44,6 +45,7 @@ from composer.postgres.migrate import check_schema, migrate
 from composer.postgres.partitions import make_partitions
 from composer.postgres.records import audited_run, head_of, run_record
 from composer.postgres.statements import statements
+from composer.postgres.within import WHICH_DATABASE, BorrowedConnection, link_to
 
 log = logging.getLogger("composer.postgres")
 
@@ -96,6 +98,8 @@ class PostgresStore:
         self._repaired_to: tuple[datetime, str, int] = (_LONG_AGO, _FIRST_ID, 0)
         """Where the next page of repair_outbox begins: a run's creation and id, an outbox row's id."""
         self._opening = anyio.Lock()
+        self._database: tuple[str, str] | None = None
+        """The cluster's identifier and the database's oid, once somebody needed them."""
 
     # -- connections -----------------------------------------------------------------------------------
     async def open(self) -> None:
@@ -270,6 +274,16 @@ class PostgresStore:
             if any(run.is_scheduled or run.plan.timeout is not None for run in runs):
                 self.wakeups.timer_set()
         return answers
+
+    def borrow(self, connection: object) -> Borrowed:
+        """The caller's connection, for starts within its transaction."""
+        return BorrowedConnection(link_to(connection), self.namespace, self._schema, self._which_database)
+
+    async def _which_database(self) -> tuple[str, str]:
+        if self._database is None:
+            (row,) = await self._fetch("asking which database this is", WHICH_DATABASE)
+            self._database = (row[0], row[1])
+        return self._database
 
     async def claim_tasks(
         self, *, queues: Sequence[str], steps: Collection[str], limit: int, owner: str, lease: float
