@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -33,6 +33,7 @@ from composer.errors import (
     RunQuarantined,
     StoreUnavailable,
 )
+from composer.hosting import Hosted
 from composer.ports.store import ClaimedTask, HistoryRow, NewRun, RunHead, StartAnswer, Store
 from composer.ports.wakeups import RunEnd, Taker
 from composer.settings import Settings, read_settings
@@ -124,7 +125,7 @@ class AsyncClient:
         self.settings = settings or read_settings(database_url=database_url, **options)
         self._given = store
         self._store: Store | None = store
-        self._stack = AsyncExitStack()
+        self._hosted: Hosted | None = None
         self._group: TaskGroup | None = None
         self._id = f"client-{secrets.token_hex(8)}"
         self._asleep_until = 0.0
@@ -134,30 +135,48 @@ class AsyncClient:
         self._ends = _EndReader(lambda: self.store)
 
     async def __aenter__(self) -> Self:
-        await self._stack.__aenter__()
-        try:
-            if self._given is None:
-                self._store = await self._stack.enter_async_context(open_store(self.settings))
-            self._group = await self._stack.enter_async_context(anyio.create_task_group())
-        except BaseException:
-            await self._stack.aclose()
-            raise
-        return self
+        return await self._open(guard=True)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._group is not None:
-            self._group.cancel_scope.cancel()
-        if self._asleep_until and self._store is not None:
-            # Nobody need be notified for its sake any more. Left there, its word would only lapse.
-            with anyio.move_on_after(1.0, shield=True), suppress(StoreUnavailable):
-                await self._store.set_sleeping(self._id, asleep=False, ttl=0.0)
+        assert self._hosted is not None
         # A call that comes late, or is still under way, must not open connections again that nobody closes.
+        hosted, self._hosted = self._hosted, None
         self._store = self._given
-        self._asleep_until, self._listening = 0.0, False
-        # The caller's own exception passes as it is, and not wrapped in a group by the listener's task group.
-        await self._stack.aclose()
+        await hosted.leave(error)
+
+    async def open(self) -> Self:
+        """Connects where no block can be, as in a cell of a notebook, until `close`."""
+        return await self._open(guard=False)
+
+    async def close(self) -> None:
+        """Ends what `open` began. A client that is closed may be opened again."""
+        if self._hosted is not None:
+            await self.__aexit__(None, None, None)
+
+    async def _open(self, *, guard: bool) -> Self:
+        if self._hosted is not None:
+            raise RuntimeError("the client is open already")
+        hosted = Hosted(self._connected(), "composer client")
+        await hosted.enter(guard=guard)
+        self._hosted = hosted
+        return self
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncGenerator[None]:
+        async with AsyncExitStack() as stack:
+            store = self._given
+            if store is None:
+                store = self._store = await stack.enter_async_context(open_store(self.settings))
+            self._group = await stack.enter_async_context(anyio.create_task_group())
+            self._asleep_until, self._listening = 0.0, False
+            yield
+            self._group.cancel_scope.cancel()
+            if self._asleep_until:
+                # Nobody need be notified for its sake any more. Left there, its word would only lapse.
+                with anyio.move_on_after(1.0, shield=True), suppress(StoreUnavailable):
+                    await store.set_sleeping(self._id, asleep=False, ttl=0.0)
 
     @property
     def store(self) -> Store:

@@ -6,6 +6,7 @@ connection serves any call. One more connection listens. See ports/store.py for 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Collection, Sequence
@@ -93,6 +94,8 @@ class PostgresStore:
         self._sql = statements(schema)
         self._ids = RunIds()
         self._pool: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop that the connections belong to."""
         self._plans: dict[int, Plan] = {}
         self._plan_ids: dict[tuple[str, str, str], int] = {}
         self._repaired_to: tuple[datetime, str, int] = (_LONG_AGO, _FIRST_ID, 0)
@@ -133,7 +136,7 @@ class PostgresStore:
             except BaseException:
                 pool.terminate()
                 raise
-            self._pool = pool
+            self._pool, self._loop = pool, asyncio.get_running_loop()
 
     def connection_options(self) -> dict[str, Any]:
         """Arguments of asyncpg.connect() for a connection of the engine."""
@@ -181,6 +184,10 @@ class PostgresStore:
         if self._pool is None:
             await self.open()
         pool: Any = self._pool
+        if self._loop is not asyncio.get_running_loop():
+            raise RuntimeError(
+                "a client or worker was used from another event loop than the one it was opened in: open one in each loop"
+            )
         tries = 0
         while True:
             with mapped(doing):
