@@ -95,7 +95,8 @@ def home() -> Iterator[Path]:
         from composer.postgres.embedded import EmbeddedPostgres
 
         server = EmbeddedPostgres(folder / "home")
-        server.start()
+        # For pages about programs that have tables of their own beside Composer's.
+        patch.setenv("DATABASE_URL", server.start())
         try:
             yield folder
         finally:
