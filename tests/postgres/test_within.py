@@ -62,6 +62,22 @@ async def client(shop: str, namespace: str) -> AsyncIterator[AsyncClient]:
         yield made
 
 
+@pytest.fixture
+async def connection(shop: str) -> AsyncIterator[Any]:
+    """A connection of the application's."""
+    made = await asyncpg.connect(shop)
+    yield made
+    made.terminate()
+
+
+@pytest.fixture
+async def listener(shop: str) -> AsyncIterator[Any]:
+    """Another one."""
+    made = await asyncpg.connect(shop)
+    yield made
+    made.terminate()
+
+
 @pytest.fixture(autouse=True)
 def django_in_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Django refuses to work in a thread with a loop, unless it is told that this is meant."""
@@ -149,9 +165,10 @@ async def test_sync_client_refuses_what_has_to_be_awaited(driver: str, shop: str
     await in_transaction(driver, shop, start, commit=False)
 
 
-async def test_commit_wakes_who_fell_asleep_after_the_start(shop: str, namespace: str, client: AsyncClient) -> None:
+async def test_commit_wakes_who_fell_asleep_after_the_start(
+    shop: str, namespace: str, client: AsyncClient, connection: Any
+) -> None:
     """A worker that was not there when the statement ran hears of the run at the commit, and does not poll for it."""
-    connection = await asyncpg.connect(shop)
     transaction = connection.transaction()
     await transaction.start()
     handle = await client.start(parcel, "x", within=connection)
@@ -160,15 +177,14 @@ async def test_commit_wakes_who_fell_asleep_after_the_start(shop: str, namespace
         await until(lambda: servers.query(shop, "select from composer.sleepers where namespace = $1", namespace))
         await transaction.commit()
         assert await site.client.handle(parcel, handle.id).result(timeout=10) == "<x>"
-    await connection.close()
 
 
-async def test_announcement_comes_with_the_commit_or_never(shop: str, namespace: str, client: AsyncClient) -> None:
+async def test_announcement_comes_with_the_commit_or_never(
+    shop: str, namespace: str, client: AsyncClient, connection: Any, listener: Any
+) -> None:
     """Nobody hears of a start that is rolled back; one that commits is announced, with its timer however far away."""
     heard: list[Any] = []
-    listener = await asyncpg.connect(shop)
     await listener.add_listener("composer", lambda *args: heard.append(json.loads(args[-1])))
-    connection = await asyncpg.connect(shop)
     with suppress(Abandoned):
         async with connection.transaction():
             await client.start(parcel, "x", within=connection)
@@ -178,14 +194,11 @@ async def test_announcement_comes_with_the_commit_or_never(shop: str, namespace:
         await connection.execute("select pg_notify('composer', '{\"last\": true}')")
     await until(lambda: heard and "last" in heard[-1])
     assert heard == [{"namespace": namespace, "ready": None, "timer": True}, {"last": True}]
-    await listener.close()
-    await connection.close()
 
 
-async def test_nothing_runs_here_before_the_commit(shop: str, namespace: str) -> None:
+async def test_nothing_runs_here_before_the_commit(shop: str, namespace: str, connection: Any) -> None:
     """A client that shares a worker's store does not hand the run over: it begins once it is committed."""
     async with working(shop, namespace, [parcel]) as site:
-        connection = await asyncpg.connect(shop)
         async with connection.transaction():
             handle = await site.client.start(parcel, "x", within=connection)
             states = await connection.fetch(
@@ -193,15 +206,15 @@ async def test_nothing_runs_here_before_the_commit(shop: str, namespace: str) ->
                 handle.id,
             )
             assert [tuple(row) for row in states] == [("ready", 1, 0, None)]
-        await connection.close()
         assert await handle.result(timeout=10) == "<x>"
         assert await site.verified() == []
 
 
-async def test_a_key_means_the_same_run_as_with_start(shop: str, namespace: str, client: AsyncClient) -> None:
+async def test_a_key_means_the_same_run_as_with_start(
+    shop: str, namespace: str, client: AsyncClient, connection: Any
+) -> None:
     """Within a transaction a key finds the run that has it, of this transaction or of before, and refuses other input."""
     before = await client.start(parcel, "x", idempotency_key="k")
-    connection = await asyncpg.connect(shop)
     async with connection.transaction():
         again = await client.start(parcel, "x", idempotency_key="k", within=connection)
         assert (again.id, again.created) == (before.id, False)
@@ -211,13 +224,13 @@ async def test_a_key_means_the_same_run_as_with_start(shop: str, namespace: str,
         mine = await client.start(parcel, "x", idempotency_key="mine", within=connection)
         twice = await client.start(parcel, "x", idempotency_key="mine", within=connection)
         assert (twice.id, mine.created, twice.created) == (mine.id, True, False)
-    await connection.close()
     assert (await client.get(mine.id)).status == "running"
 
 
-async def test_key_of_a_transaction_that_rolls_back_is_free(shop: str, namespace: str, client: AsyncClient) -> None:
+async def test_key_of_a_transaction_that_rolls_back_is_free(
+    shop: str, namespace: str, client: AsyncClient, connection: Any
+) -> None:
     """Who starts with a key that an open transaction holds waits for its end, and makes the run when that rolls back."""
-    connection = await asyncpg.connect(shop)
     transaction = connection.transaction()
     await transaction.start()
     lost = await client.start(parcel, "x", idempotency_key="k", within=connection)
@@ -232,20 +245,17 @@ async def test_key_of_a_transaction_that_rolls_back_is_free(shop: str, namespace
         await until(lambda: servers.query(shop, waiting))
         assert not handles
         await transaction.rollback()
-    await connection.close()
     assert handles[0].created and handles[0].id != lost.id
 
 
-async def test_savepoint_takes_its_starts_back(shop: str, namespace: str, client: AsyncClient) -> None:
+async def test_savepoint_takes_its_starts_back(shop: str, namespace: str, client: AsyncClient, connection: Any) -> None:
     """A start inside a savepoint goes with the savepoint; the rest of the transaction stays."""
-    connection = await asyncpg.connect(shop)
     async with connection.transaction():
         kept = await client.start(parcel, "kept", within=connection)
         with suppress(Abandoned):
             async with connection.transaction():
                 lost = await client.start(parcel, "lost", within=connection)
                 raise Abandoned
-    await connection.close()
     assert (await client.get(kept.id)).status == "running"
     with pytest.raises(RunNotFound):
         await client.get(lost.id)
@@ -266,16 +276,14 @@ async def test_another_schema_is_written_to(server: Server, namespace: str) -> N
     server.drop(url)
 
 
-async def test_engine_settings_are_left_alone(shop: str, client: AsyncClient) -> None:
+async def test_engine_settings_are_left_alone(shop: str, client: AsyncClient, connection: Any) -> None:
     """The connection's own settings are as they were, and codecs that the application has set do not matter."""
-    connection = await asyncpg.connect(shop)
     for name in ("uuid", "timestamptz", "float8", "bool"):
         await connection.set_type_codec(name, schema="pg_catalog", encoder=_useless, decoder=lambda text: text)
     before = await connection.fetch("select name, setting from pg_settings order by name")
     async with connection.transaction():
         handle = await client.start(parcel, "x", delay="1m", within=connection)
     assert await connection.fetch("select name, setting from pg_settings order by name") == before
-    await connection.close()
     assert (await client.get(handle.id)).status == "scheduled"
 
 
@@ -461,14 +469,12 @@ async def test_another_database_is_refused(
     server.drop(other)
 
 
-async def test_memory_is_refused(shop: str) -> None:
+async def test_memory_is_refused(shop: str, connection: Any) -> None:
     """Runs in memory commit with nothing, and the error says so."""
     async with AsyncClient(store=MemoryStore()) as client:
-        connection = await asyncpg.connect(shop)
         async with connection.transaction():
             with pytest.raises(TransactionError, match="in memory"):
                 await client.start(parcel, "x", within=connection)
-        await connection.close()
 
 
 async def test_missing_table_is_a_schema_error(shop: str, client: AsyncClient) -> None:
@@ -481,9 +487,8 @@ async def test_missing_table_is_a_schema_error(shop: str, client: AsyncClient) -
         connection.rollback()
 
 
-async def test_other_errors_are_the_drivers_own(shop: str, client: AsyncClient) -> None:
+async def test_other_errors_are_the_drivers_own(shop: str, client: AsyncClient, connection: Any) -> None:
     """A conflict of serializable transactions reaches the application as its driver raises it, so that it can try again."""
-    connection = await asyncpg.connect(shop)
     transaction = connection.transaction(isolation="repeatable_read")
     await transaction.start()
     await connection.fetch("select 1")
@@ -491,7 +496,6 @@ async def test_other_errors_are_the_drivers_own(shop: str, client: AsyncClient) 
     with pytest.raises(asyncpg.SerializationError):
         await client.start(parcel, "x", idempotency_key="k", within=connection)
     await transaction.rollback()
-    await connection.close()
 
 
 # -- what it costs ----------------------------------------------------------------------------------------------
