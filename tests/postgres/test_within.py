@@ -471,10 +471,9 @@ async def test_another_database_is_refused(
 
 async def test_memory_is_refused(shop: str, connection: Any) -> None:
     """Runs in memory commit with nothing, and the error says so."""
-    async with AsyncClient(store=MemoryStore()) as client:
-        async with connection.transaction():
-            with pytest.raises(TransactionError, match="in memory"):
-                await client.start(parcel, "x", within=connection)
+    async with AsyncClient(store=MemoryStore()) as client, connection.transaction():
+        with pytest.raises(TransactionError, match="in memory"):
+            await client.start(parcel, "x", within=connection)
 
 
 async def test_missing_table_is_a_schema_error(shop: str, client: AsyncClient) -> None:
