@@ -3,15 +3,21 @@
 from composer.app import Worker
 from composer.client.async_client import AsyncClient, AsyncRunHandle, CancelResult, RetryResult
 from composer.client.client import Client, RunHandle
-from composer.client.views import NodeView, RunView
+from composer.client.views import MapProgress, NodeView, RunView
 from composer.core.retries import Retry
+from composer.define.blocks import otherwise, race, sleep, sleep_until, wait_for_event, when
+from composer.define.conditions import all_of, any_of, contains, is_none, not_, size
 from composer.define.context import StepContext, step_context
+from composer.define.joins import either, maybe, settled, settled_each, zip_refs
+from composer.define.outcome import Outcome, StepError
 from composer.define.step import Step, step
+from composer.define.values import build
 from composer.define.workflow import Workflow, workflow
 from composer.errors import (
     ComposerError,
     IdempotencyConflict,
     NonRetryable,
+    OutcomeError,
     PayloadError,
     PlanError,
     ResultTimeout,
@@ -35,8 +41,11 @@ __all__ = [
     "Client",
     "ComposerError",
     "IdempotencyConflict",
+    "MapProgress",
     "NodeView",
     "NonRetryable",
+    "Outcome",
+    "OutcomeError",
     "PayloadError",
     "PlanError",
     "ResultTimeout",
@@ -55,11 +64,30 @@ __all__ = [
     "Step",
     "StepCancelled",
     "StepContext",
+    "StepError",
     "StoreUnavailable",
     "TransactionError",
     "Worker",
     "Workflow",
+    "all_of",
+    "any_of",
+    "build",
+    "contains",
+    "either",
+    "is_none",
+    "maybe",
+    "not_",
+    "otherwise",
+    "race",
+    "settled",
+    "settled_each",
+    "size",
+    "sleep",
+    "sleep_until",
     "step",
     "step_context",
+    "wait_for_event",
+    "when",
     "workflow",
+    "zip_refs",
 ]

@@ -5,6 +5,7 @@
     │   ├── PlanTypeError        also a TypeError, for protocols Python probes (hash, len, iter)
     │   └── PlanAttributeError   also an AttributeError, so that hasattr and debuggers keep working
     ├── PayloadError             a value does not fit its annotation, or its JSON would lose something
+    ├── OutcomeError             Outcome.unwrap() of a node that has no value; says how it ended
     ├── SettingsError            a setting is missing, unreadable or contradicts another
     ├── RunNotFound              no such run here
     ├── RunQuarantined           the run could not be decided and was taken aside; says why
@@ -77,6 +78,20 @@ class PayloadError(ComposerError):
     """A value does not fit its annotation, or would not survive its way through JSON."""
 
     code = "payload-error"
+
+
+class OutcomeError(ComposerError):
+    """Outcome.unwrap() where there is no value. `state` says how the node ended, `error` why, if it failed."""
+
+    code = "no-value"
+
+    def __init__(self, state: str, error: object = None) -> None:
+        super().__init__(state, error)
+        self.state, self.error = state, error
+
+    def __str__(self) -> str:
+        reason = f": {self.error}" if self.error is not None else ""
+        return f"there is no value, the node ended {self.state}{reason}\n  Ask .ok first, or use .value_or(default)."
 
 
 class SettingsError(ComposerError):

@@ -84,7 +84,8 @@ def violations_of(run: AuditedRun, plan: Plan) -> list[Violation]:
         if tally.completions > 1:
             wrong(1, f"{plan.nodes[node].name}[{item}]: {tally.completions} results were applied")
     for task in record.tasks:
-        if task.state == TaskState.COMPLETED and task.output is None:
+        is_map = plan.nodes[task.node].kind == "map" and task.item < 0  # its items have the output
+        if task.state == TaskState.COMPLETED and task.output is None and not is_map:
             wrong(1, f"{plan.nodes[task.node].name}: it is completed and has no output")
 
     found += _order(run, plan)
@@ -105,10 +106,13 @@ def _order(run: AuditedRun, plan: Plan) -> list[Violation]:
             letters[plan.index[name]] = letter
         for name, letter in row.changes.get("nodes", {}).items():
             node = plan.nodes[plan.index[name]]
-            if letter == NodeState.ACTIVE and any(letters[need] not in SETTLED for need in node.needs):
+            begins = NodeState.COMPLETED if node.kind == "guard" else NodeState.ACTIVE
+            if letter == begins and any(letters[need] not in SETTLED for need in node.needs):
                 found.append(
                     Violation(
-                        2, run_id, f"{name} became active at version {row.version}, before what it needs had settled"
+                        2,
+                        run_id,
+                        f"{name} became {begins.word} at version {row.version}, before what it needs had settled",
                     )
                 )
         for entry in row.changes.get("events", ()):

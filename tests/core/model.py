@@ -62,20 +62,21 @@ class ModelStore:
     history: list[dict[str, object]] = field(default_factory=list)
     output: str | None = None
     error: str | None = None
+    input: str = "{}"
     results: frozenset[tuple[int, int]] = frozenset()
     """(node, delivery) of every result that was applied."""
 
     @classmethod
-    def started(cls, plan: Plan, *, scheduled: bool = False) -> ModelStore:
+    def started(cls, plan: Plan, *, scheduled: bool = False, text: str = "{}") -> ModelStore:
         """A new run."""
-        store = cls(plan, Snapshot.unborn(len(plan.nodes)))
+        store = cls(plan, Snapshot.unborn(len(plan.nodes)), input=text)
         store.apply([Scheduled() if scheduled else Started()])
         return store
 
     def copy(self) -> ModelStore:
         rows = {node: replace(row) for node, row in self.rows.items()}
         return ModelStore(
-            self.plan, self.run, rows, list(self.history), self.output, self.error, self.results
+            self.plan, self.run, rows, list(self.history), self.output, self.error, self.input, self.results
         )  # fmt: skip
 
     # -- what loops and workers do -----------------------------------------------------------------------
@@ -112,16 +113,22 @@ class ModelStore:
 
     def decide(self, events: Sequence[Event]) -> Transition:
         """What follows, with the values a decision asks for loaded."""
-        decision = decide(self.plan, self.run, events)
-        if isinstance(decision, NeedValues):
-            values = {node: self.value(node) for node in decision.nodes}
-            decision = decide(self.plan, self.run, events, values)
-        assert isinstance(decision, Transition)
+        values: dict[int, str] = {}
+        errors: dict[int, str] = {}
+        while isinstance(decision := decide(self.plan, self.run, events, values, errors), NeedValues):
+            known = values.keys() | errors.keys()
+            assert decision.nodes, "asked for nothing"
+            assert known.isdisjoint(decision.nodes), "asked for what it was given"
+            for node in decision.nodes:
+                if node != INPUT and self.rows[node].state is TaskState.FAILED:
+                    errors[node] = self.rows[node].error or ""
+                else:
+                    values[node] = self.value(node)
         return decision
 
     def value(self, node: int) -> str:
         if node == INPUT:
-            return "{}"
+            return self.input
         row = self.rows[node]
         assert row.state is TaskState.COMPLETED
         assert row.output is not None
@@ -205,6 +212,9 @@ class ModelStore:
             # A completed node stays completed while a retry runs again what came before it.
             if letter == "A" or (letter in "CF" and not run.counters.retries):
                 assert all(run.letters[need] in SETTLED for need in node.needs), "nothing starts before its needs"
+            if node.kind == "guard":
+                assert letter not in "AW" and node.index not in self.rows, "a guard has no task"
+                continue
             if letter == "C":
                 assert self.rows[node.index].state is TaskState.COMPLETED
             if letter == "F":
@@ -217,6 +227,9 @@ class ModelStore:
         """Folding the history gives the run and what each task has spent."""
         folded = fold(self.plan, self.history)
         assert folded.run == self.run
+        answered = {n.index for n in self.plan.nodes if n.kind == "guard" and self.run.letters[n.index] == "C"}
+        assert set(folded.answers) == answered
+        assert {guard for guard, answer in folded.answers.items() if not answer} == set(self.run.counters.no)
         told = {key[0]: (t.attempt, t.failures, t.crashes) for key, t in folded.tasks.items()}
         assert told == {node: (row.attempt, row.failures, row.crashes) for node, row in self.rows.items()}
         for (node, _), tally in folded.tasks.items():

@@ -36,7 +36,7 @@ from composer.core.retries import Retry
 from composer.core.snapshot import Counters, Letters, Snapshot
 from composer.core.states import ENDED_RUN, SETTLED, NodeState, RunStatus
 from composer.core.transition import NeedValues, Transition
-from tests.builders import a_delivery, a_failure, a_plan
+from tests.builders import a_delivery, a_failure, a_plan, says
 
 TIRED = {"failures": 99, "crashes": 99, "attempt": 100, "delivery": 300}
 DELIVERIES = {
@@ -72,6 +72,27 @@ PLANS = {
     "stubborn": a_plan({"a": [], "b": ["a"]}, every=NodeOptions(retries=Retry(None, 0.0))),
     "fast": a_plan({"a": [], "b": []}, fail_fast=True, every=NodeOptions(retries=Retry(2), on_crash="fail")),
     "joins": a_plan({"a": [], "b": ["settled:a"], "c": ["maybe:a", "after:b"], "d": ["either:a,b"]}),
+    "guards": a_plan(
+        {
+            "a": [],
+            "g": [],
+            "h": ["when:g"],
+            "i": [],
+            "b": ["when:h"],
+            "c": ["unless:g", "a"],
+            "d": ["settled:a", "when:i"],
+        },
+        guards={
+            "g": says("eq", "a/n", 1, kind="number"),
+            "h": says("is_none", "input/m"),
+            "i": says("eq", "settled:a/state", ("failed",), kind="text"),
+        },
+        output="settled:a",
+        fail_fast=True,
+    ),
+    "guard first": a_plan(
+        {"g": [], "a": ["when:g"], "b": ["unless:g"]}, guards={"g": says("eq", "input/n", 2, kind="number")}
+    ),
 }
 
 
@@ -94,11 +115,11 @@ def runs(plan: Plan) -> list[Snapshot]:
 
 def answer(plan: Plan, run: Snapshot, batch: list[Event]) -> Transition:
     """The decision, with values for everything it may ask for."""
-    decision = decide(plan, run, batch)
-    if isinstance(decision, NeedValues):
+    values: dict[int, str] = {}
+    while isinstance(decision := decide(plan, run, batch, values, values), NeedValues):
         assert decision.nodes, "asked for nothing"
-        decision = decide(plan, run, batch, dict.fromkeys(decision.nodes, '{"n":1}'))
-    assert isinstance(decision, Transition), "asked twice"
+        assert values.keys().isdisjoint(decision.nodes), "asked for what it was given"
+        values |= dict.fromkeys(decision.nodes, '{"n":1}')
     return decision
 
 
@@ -209,7 +230,7 @@ def shown(made: Transition) -> str:
 def digest() -> str:
     """One digest over the answers of the whole grid, and over what they would write."""
     total = hashlib.sha256()
-    for plan in (PLANS["output"], PLANS["joins"]):
+    for plan in (PLANS["output"], PLANS["joins"], PLANS["guards"]):
         total.update(f"{plan.text}{plan.shape}{plan.options_hash}".encode())
         for run, (_, event) in product(runs(plan)[::7], events()):
             total.update(shown(answer(plan, run, [event])).encode("utf-8", "surrogatepass"))

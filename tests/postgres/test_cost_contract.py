@@ -338,7 +338,7 @@ async def test_step_through_the_outbox_writes_one_row_more(store: ObservedStore,
     commit = await driver.commit_of(await driver.head(run_id), done(await driver.claim_one()))
     written = await rows_written(store, name, *encoded(name, store.namespace, commit))
     assert written == {"runs": (0, 1, 0), "tasks": (1, 1, 0), "history": (1, 0, 0), "outbox": (1, 0, 0)}
-    written = await rows_written(store, "claim", store.namespace, ["default"], ["b"], 10, "w", 15.0)
+    written = await rows_written(store, "claim", store.namespace, ["default"], ["b"], 10, "w", 15.0, 0)
     assert written == {"tasks": (0, 1, 0), "outbox": (0, 0, 1)}
 
 

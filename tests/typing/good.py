@@ -7,7 +7,33 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import assert_type
 
-from composer import AsyncClient, AsyncRunHandle, Client, RunHandle
+from pydantic import BaseModel
+
+from composer import (
+    AsyncClient,
+    AsyncRunHandle,
+    Client,
+    Outcome,
+    RunHandle,
+    all_of,
+    any_of,
+    build,
+    contains,
+    either,
+    is_none,
+    maybe,
+    not_,
+    otherwise,
+    race,
+    settled,
+    settled_each,
+    size,
+    sleep,
+    sleep_until,
+    wait_for_event,
+    when,
+    zip_refs,
+)
 from composer.core.retries import Retry
 from composer.define.context import StepContext, step_context
 from composer.define.step import AsyncStep, SyncStep, step
@@ -81,6 +107,24 @@ async def add(numbers: list[float], by: float = 1) -> float:
     return sum(numbers) * by
 
 
+@step
+def place(placed: tuple[Item, int], shelf: str) -> Label:
+    return Label(f"{placed[0].sku} {placed[1]} {shelf}")
+
+
+@step
+async def inspect(found: list[Outcome[Label]]) -> str:
+    assert_type(found[0].value, Label | None)
+    assert_type(found[0].value_or(3), Label | int)
+    assert_type(found[0].unwrap(), Label)
+    return "; ".join(each.error.message for each in found if each.error is not None)
+
+
+@step
+def look(outcome: Outcome[Label]) -> bool:
+    return outcome.ok and not outcome.timed_out
+
+
 one: AsyncStep[[Order], Receipt] = charge
 
 
@@ -95,12 +139,83 @@ def fulfil(order: Order) -> Label:
     third = pack.named("third")(Item("x"))
     audit.after(first, second)(None, order.id)
     add([1, 2.5], by=3)
+    labels = pack.options(max_concurrency=10, tolerate="5%").map(order.items, "xl", fragile=True)
+    assert_type(labels, list[Label])
+    assert_type(labels[0].text, str)
+    assert_type(pack.map([Item("a")]), list[Label])
+    assert_type(pack.map((Item("a"), order.items[0])), list[Label])
+    assert_type(charge.named("each").after(first).map([order]), list[Receipt])
+    assert_type(zip_refs(order.items, [1, 2]), list[tuple[Item, int]])
+    assert_type(place.map(zip_refs(order.items, [1, 2]), shelf="a"), list[Label])
+    assert_type(zip_refs([1], ["a"], [b""], [1.0], [None]), list[tuple[int, str, bytes, float, None]])
+    outcomes = settled_each(pack.map(order.items))
+    assert_type(outcomes, list[Outcome[Label]])
+    assert_type(inspect(outcomes), str)
+    assert_type(look.map(outcomes), list[bool])
     return ship(receipt, [first, second, third])
 
 
 @workflow(name="other", timeout="3d", fail_fast=True)
 def other(count: int, *, scale: float = 1.0, text: str = "a") -> float:
     return add([count], by=scale)
+
+
+@dataclass
+class Approval:
+    granted: bool
+    by: str = ""
+
+
+class Message(BaseModel):
+    to: str
+    text: str = "hi"
+
+
+@step
+def send(message: Message) -> None: ...
+
+
+@step
+def ask(outcome: Outcome[Receipt], note: str | None, placed: datetime | Approval | None = None) -> Label:
+    return Label(note or "")
+
+
+@workflow
+def decide(order: Order, *, due: datetime, delay: float, codes: dict[str, int]) -> Label | None:
+    receipt = charge(order)
+    with when(order.total > 1_000, order.note != "x"):
+        approval = wait_for_event(
+            "approval", Approval, timeout="48h", on_timeout=Approval(granted=False), after=receipt
+        )
+        assert_type(approval, Approval)
+        a = ask(settled(receipt), approval.by)
+    with otherwise(any_of(order.note == "b", not_(is_none(order.note))), name="noted"):
+        number = wait_for_event("number", list[int])
+        assert_type(number, list[int])
+        b = pack.after(number)(order.items[0])
+    with otherwise():
+        c = pack(order.items[0])
+    assert_type(either(a, b, c), Label)
+    assert_type(either(a, receipt, overlap=True), Label | Receipt)
+    assert_type(maybe(a), Label | None)
+    assert_type(settled(receipt), Outcome[Receipt])
+    assert_type(settled(receipt).failed, bool)
+    optional = wait_for_event("maybe", Approval, timeout=60, on_timeout=None)
+    assert_type(optional, Approval | None)
+    assert_type(wait_for_event("union", int | str), int | str)
+    late = sleep(delay)
+    assert_type(late, datetime)
+    sleep("1h", after=(receipt, late), name="pause")
+    answer, end = wait_for_event("answer", Approval), sleep_until(due, after=receipt)
+    first = race(answer, end)
+    assert_type(first, Approval | datetime)
+    ask(settled(receipt), order.note, first)
+    with when(all_of(size(order.items) > 3, contains(["a", "b"], order.id)) | contains(codes, "a")):
+        send(build(Message, to=order.id))
+        send(build(Message, to=order.id, text="b"))
+    with when(settled(receipt).timed_out & (receipt.amount == 3), is_none(maybe(answer))):
+        assert_type(build(Receipt, order.total, code="x"), Receipt)
+    return maybe(a)
 
 
 two: Workflow[[Order], Label] = fulfil

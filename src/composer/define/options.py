@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -32,6 +33,8 @@ class StepOptions(TypedDict, total=False):
     priority            -100 to 100, larger is sooner
     on_crash            "retry" or "fail" when a worker dies in the middle of it
     compensate_on       whether its undo runs only if it "completed", or as soon as it "started"
+    max_concurrency     of a map: how many of its items may run at once; None is no limit
+    tolerate            of a map: how many items may fail before the node does: a number, or a share of all ("5%")
     """
 
     name: str
@@ -43,6 +46,8 @@ class StepOptions(TypedDict, total=False):
     priority: int
     on_crash: Literal["retry", "fail"]
     compensate_on: Literal["completed", "started"]
+    max_concurrency: int | None
+    tolerate: int | str
 
 
 class WorkflowOptions(TypedDict, total=False):
@@ -66,6 +71,9 @@ _CHOICES: Final = {
     "compensate_on": ("completed", "started"),
 }
 _DURATIONS: Final = ("timeout", "heartbeat_timeout")
+_SHARE: Final = re.compile(r"\s*(\d{1,3}(?:\.\d{1,6})?)\s*%\s*")
+FOR_MAPS: Final = ("max_concurrency", "tolerate")
+"""Options that say something about a map, and nothing about a single call."""
 _STEP: Final = StepOptions.__annotations__.keys()
 _WORKFLOW: Final = WorkflowOptions.__annotations__.keys()
 
@@ -113,8 +121,14 @@ def _checked(name: str, value: Any, what: str, where: str) -> Any:
         if type(value) is not int or not -_HIGHEST_PRIORITY <= value <= _HIGHEST_PRIORITY:
             raise PlanError(what, "A whole number from -100 to 100; larger is sooner.", where)
         return value
+    if name == "tolerate":
+        return _tolerated(value, what, where)
     if value is None:
         return None
+    if name == "max_concurrency":
+        if type(value) is not int or value < 1:
+            raise PlanError(what, "A whole number from 1 on; None is no limit.", where)
+        return value
     if name in _DURATIONS:
         return _seconds(value, what, where)
     raise AssertionError(f"option {name!r} has no check")
@@ -128,6 +142,15 @@ def _retry(value: Any, what: str, where: str) -> Retry:
             what, "Tries after the first, 0 or more; Retry(...) for the delays, Retry(attempts=None) for ever.", where
         )
     return NO_RETRY if value == 0 else Retry(attempts=value + 1)
+
+
+def _tolerated(value: Any, what: str, where: str) -> int | str:
+    if type(value) is int and value >= 0:
+        return value
+    share = _SHARE.fullmatch(value) if isinstance(value, str) else None
+    if share is None or float(share[1]) > 100:
+        raise PlanError(what, 'How many items may fail: a whole number, or a share of all such as "5%".', where)
+    return f"{float(share[1]):g}%" if float(share[1]) else 0
 
 
 def _seconds(value: Any, what: str, where: str) -> float:

@@ -22,8 +22,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol
 
-from composer.core.events import Delivery
-from composer.core.plan import Plan
+from composer.core.events import Delivery, MapCounts, StoredSignal
+from composer.core.items import ItemChange
+from composer.core.plan import Node, Plan
 from composer.core.snapshot import Snapshot
 from composer.core.transition import Transition
 from composer.ports.wakeups import RunEnd, Wakeups
@@ -87,11 +88,21 @@ class ClaimedTask:
     task: Delivery
     step: str
     values: Mapping[int, str]
-    """Outputs of the nodes its arguments read, as stored; INPUT for the run's input."""
+    """What its arguments read, as stored, by read code (core.plan)."""
     input: str | None = None
     """The item, for a map item."""
     details: str | None = None
     """What the last heartbeat of any attempt left, as JSON text."""
+    errors: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Errors of the nodes among those that failed, by node: what settled() reads. The run's letters say which did."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValues:
+    """What stored values are: outputs by (run id, read code), errors of failed nodes by (run id, node)."""
+
+    outputs: Mapping[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
+    errors: Mapping[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +153,62 @@ class CommitAnswers:
 
     answers: Sequence[CommitAnswer]
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ItemCommit:
+    """Reports about map items of one run. Each counts by itself, under its own fence."""
+
+    run_id: str
+    plan: Plan
+    changes: Sequence[ItemChange]
+
+
+@dataclass(frozen=True, slots=True)
+class ItemAnswer:
+    """What became of them."""
+
+    head: RunHead
+    """The run afterwards."""
+    applied: frozenset[tuple[int, int]]
+    """(node, item) of those that were applied. The others are stale, or their map goes on no more: see the head."""
+    maps: Mapping[int, MapCounts] = field(default_factory=dict[int, MapCounts])
+    """How far the maps of those that were applied are now, by node."""
+    is_quarantined: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MapPage:
+    """Some items of a map, to be stored."""
+
+    run_id: str
+    plan: Plan
+    node: int
+    first: int
+    """Index of the first of them: as many are stored already."""
+    total: int
+    """Items in all."""
+    inputs: Sequence[str]
+    """Each as JSON text."""
+    tolerance: int
+    retries: int
+    """How often the run has been retried."""
+    digest: str
+    """Of the whole list: a retry keeps the completed items of an equal one."""
+    priority: int = 0
+    """The run's."""
+
+
+@dataclass(frozen=True, slots=True)
+class DueWait:
+    """A waiting task that a coordinator has to look at, and for a map how far it is: None before its first page."""
+
+    head: RunHead
+    node: int
+    counts: MapCounts | None = None
+    attempt: int = 0
+    at: str = ""
+    """The time then, as ISO 8601 text."""
 
 
 class Renewal(StrEnum):
@@ -209,6 +276,8 @@ class RunRecord:
     output: str | None
     error: str | None
     tasks: Sequence[TaskRecord]
+    maps: Mapping[int, MapCounts] = field(default_factory=dict[int, MapCounts])
+    """How far its maps are, by node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,12 +415,39 @@ class Store(Protocol):
         """Applies transitions, each run once, all in one statement. Waits for run rows in id order."""
         ...
 
+    async def commit_items(self, commits: Sequence[ItemCommit]) -> list[ItemAnswer | None]:
+        """Applies reports about map items, each run once, all in one statement; waits for run rows in id order.
+
+        Additive: no version is asked for. What settles frees held items. One answer a commit, in order; None: no such run.
+        """
+        ...
+
+    async def expand_map(self, page: MapPage) -> tuple[bool, MapCounts | None]:
+        """Stores the page if it is the map's next one. Whether it did, and how far the map is (None: not begun)."""
+        ...
+
+    async def withdraw_items(self, run_id: str, node: Node, limit: int) -> tuple[int, MapCounts | None]:
+        """Withdraws up to `limit` items of a draining map that have not begun. How many, and how far the map is."""
+        ...
+
+    async def free_items(self, run_id: str, node: int) -> None:
+        """Makes held items ready for which a map has room."""
+        ...
+
+    async def take_due_waits(self, limit: int, pause: float) -> list[DueWait]:
+        """Waiting tasks that are due; nobody else gets them for `pause` seconds. Never waits."""
+        ...
+
+    async def load_signals(self, run_id: str, names: Sequence[str] | None = None) -> list[StoredSignal]:
+        """The run's signals, or those of some names, in the order they came: kept ones and taken ones."""
+        ...
+
     async def load_heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
         """Runs as they are now; those that do not exist are left out."""
         ...
 
-    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """Outputs of completed nodes, by (run id, node); INPUT gives the run's input."""
+    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> StoredValues:
+        """What (run id, read code) give, see core.plan, and the errors of nodes among them that failed. The rest is left out."""
         ...
 
     async def leased_to(self, owner: str, run_ids: Sequence[str] | None) -> list[ClaimedTask]:
@@ -375,7 +471,7 @@ class Store(Protocol):
         ...
 
     async def next_due_in(self) -> float | None:
-        """Seconds until the next delayed task, start or deadline; 0.0 when overdue, None when there is none."""
+        """Seconds until the next delayed or waiting task, start or deadline; 0.0 when overdue, None when there is none."""
         ...
 
     async def repair_outbox(self, limit: int, older_than: float) -> tuple[int, int]:

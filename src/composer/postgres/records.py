@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from composer.core.events import MapCounts
 from composer.core.snapshot import Snapshot
 from composer.ports.store import AuditedRun, HistoryRow, RunHead, RunRecord, TaskRecord
 
@@ -17,9 +18,21 @@ def head_of(row: Any, run_id: Any) -> RunHead:
     return RunHead(str(run_id), row["plan"], snapshot, row["run_priority"])
 
 
+def map_counts(row: Any) -> MapCounts | None:
+    """How far a map is, of any row that has its columns; None when they are null."""
+    if row["total"] is None:
+        return None
+    return MapCounts(
+        row["total"], row["completed"], row["failed"], row["withdrawn"], row["expanded"], row["held"], row["tolerance"],
+        row["first_failed"], row["error"] or "", row["retries"],
+    )  # fmt: skip
+
+
 def run_record(rows: Sequence[Any]) -> RunRecord:
     """A run with its tasks, of the rows of get_run.sql."""
-    return _record(rows[0], [row for row in rows if row["node"] is not None])
+    maps = {row["node"]: row for row in rows if row["total"] is not None}
+    counts = {node: map_counts({**row, "error": row["map_error"]}) for node, row in maps.items()}
+    return _record(rows[0], [row for row in rows if row["node"] is not None], counts)
 
 
 def audited_run(row: Any) -> AuditedRun:
@@ -32,10 +45,11 @@ def audited_run(row: Any) -> AuditedRun:
         HistoryRow(each["version"], datetime.fromisoformat(each["at"]), json.loads(each["changes"]))
         for each in json.loads(row["history"] or "[]")
     ]
-    return AuditedRun(_record(row, tasks), history, frozenset(map(tuple, json.loads(row["dispatched"] or "[]"))))
+    maps = {each["node"]: map_counts(each) for each in json.loads(row["maps"] or "[]")}
+    return AuditedRun(_record(row, tasks, maps), history, frozenset(map(tuple, json.loads(row["dispatched"] or "[]"))))
 
 
-def _record(run: Any, tasks: Sequence[Mapping[str, Any]]) -> RunRecord:
+def _record(run: Any, tasks: Sequence[Mapping[str, Any]], maps: Mapping[int, MapCounts | None]) -> RunRecord:
     own = next((task for task in tasks if task["node"] == -1), None)
     return RunRecord(
         head=head_of(run, run["id"]),
@@ -53,6 +67,7 @@ def _record(run: Any, tasks: Sequence[Mapping[str, Any]]) -> RunRecord:
         output=own["output"] if own else None,
         error=own["error"] if own else None,
         tasks=[_task(task) for task in tasks if task["node"] >= 0],
+        maps={node: counts for node, counts in maps.items() if counts is not None},
     )
 
 

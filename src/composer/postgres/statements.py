@@ -18,6 +18,12 @@ class Statements:
     commit_one: str
     commit_steps: str
     commit_rare: str
+    commit_items: str
+    expand_map: str
+    withdraw_items: str
+    free_items: str
+    due_waits: str
+    load_signals: str
     renew: str
     leased_to: str
     load_heads: str
@@ -58,5 +64,7 @@ def for_schema(text: str, schema: str) -> str:
 
 def _read(name: str) -> str:
     text = (files("composer.postgres") / name).read_text(encoding="utf-8")
+    # A part that several statements have is a file of its own: its name begins with an underscore.
+    text = re.sub(r"-- include (_\w+)", lambda match: _read(f"sql/{match[1]}.sql"), text)
     # Comments are for readers: without them a statement is a third shorter in logs and on the wire.
     return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--"))

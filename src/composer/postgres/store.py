@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import random
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import anyio
 import asyncpg
 
-from composer.core.events import Delivery
-from composer.core.plan import Plan, plan_from_text
+from composer.core.events import Delivery, MapCounts, StoredSignal
+from composer.core.plan import Node, Plan, node_read, plan_from_text
 from composer.core.snapshot import Snapshot
 from composer.ports.store import (
     AuditedRun,
@@ -27,24 +29,37 @@ from composer.ports.store import (
     CommitAnswer,
     CommitAnswers,
     Due,
+    DueWait,
     HistoryRow,
+    ItemAnswer,
+    ItemCommit,
+    MapPage,
     NewRun,
     Renewal,
     RunCommit,
     RunHead,
     RunRecord,
     StartAnswer,
+    StoredValues,
     Verdict,
     WorkerRecord,
 )
 from composer.ports.wakeups import RunEnd, Wakeups
-from composer.postgres.encode import encode_one, encode_rare, encode_start, encode_start_one, encode_steps
+from composer.postgres.encode import (
+    encode_items,
+    encode_one,
+    encode_page,
+    encode_rare,
+    encode_start,
+    encode_start_one,
+    encode_steps,
+)
 from composer.postgres.errors import AGAIN_AT_ONCE, mapped
 from composer.postgres.ids import RunIds
 from composer.postgres.listen import Listener
 from composer.postgres.migrate import check_schema, migrate
 from composer.postgres.partitions import make_partitions
-from composer.postgres.records import audited_run, head_of, run_record
+from composer.postgres.records import audited_run, head_of, map_counts, run_record
 from composer.postgres.statements import statements
 from composer.postgres.within import WHICH_DATABASE, BorrowedConnection, link_to
 
@@ -275,10 +290,15 @@ class PostgresStore:
                     run.plan.nodes[s.node].options.queue
                     for run in runs
                     for s in run.transition.starts
-                    if s.node not in run.leased
+                    if s.node not in run.leased and s.is_ready
                 }
             )
-            if any(run.is_scheduled or run.plan.timeout is not None for run in runs):
+            if any(
+                run.is_scheduled
+                or run.plan.timeout is not None
+                or any(s.wake_in is not None or s.wake_at is not None for s in run.transition.starts)
+                for run in runs
+            ):
                 self.wakeups.timer_set()
         return answers
 
@@ -297,9 +317,17 @@ class PostgresStore:
     ) -> list[ClaimedTask]:
         """Leases ready tasks, arguments included, in one statement."""
         rows = await self._fetch(
-            "claiming tasks", self._sql.claim, self.namespace, list(queues), list(steps), limit, owner, lease
+            "claiming tasks",
+            self._sql.claim,
+            self.namespace,
+            list(queues),
+            list(steps),
+            limit,
+            owner,
+            lease,
+            random.getrandbits(1),
         )
-        return [_claimed(row, owner) for row in rows]
+        return _all_claimed(rows, owner)
 
     async def commit(self, commits: Sequence[RunCommit], *, owner: str = "", lease: float = 0.0) -> CommitAnswers:
         """Applies transitions: all ordinary ones in one statement, all rare ones in another."""
@@ -345,7 +373,11 @@ class PostgresStore:
                 found[commit.run_id] = CommitAnswer(commit.run_id, Verdict.WON, leased=leased)
                 if len(leased) < len(made.starts):
                     nodes = commit.plan.nodes
-                    ready.update(nodes[s.node].options.queue for s in made.starts if s.node not in leased)
+                    for start in made.starts:
+                        if start.waits:
+                            timer = timer or (start.wake_in is not None or start.wake_at is not None)
+                        elif start.is_ready and start.node not in leased:
+                            ready.add(nodes[start.node].options.queue)
                 for change in made.changes:
                     if change.delay is not None:
                         timer = True
@@ -372,21 +404,95 @@ class PostgresStore:
             self.wakeups.timer_set()
         return at
 
+    async def commit_items(self, commits: Sequence[ItemCommit]) -> list[ItemAnswer | None]:
+        """Applies reports about map items, in one statement."""
+        rows = await self._fetch("committing items", self._sql.commit_items, *encode_items(self.namespace, commits))
+        positions = [(c.run_id, change) for c in commits for change in c.changes]
+        by_run: dict[str, list[Any]] = {}
+        for row in rows:
+            by_run.setdefault(str(row["id"]), []).append(row)
+        answers: list[ItemAnswer | None] = []
+        timer = False
+        for commit in commits:
+            found = by_run.get(commit.run_id)
+            if found is None:
+                answers.append(None)
+                continue
+            made = [positions[ord - 1][1].change for ord in found[0]["ords"] or ()]
+            timer = timer or any(change.delay is not None for change in made)
+            counts = {row["node"]: map_counts(row) for row in found if row["node"] is not None}
+            answers.append(
+                ItemAnswer(
+                    head_of(found[0], commit.run_id),
+                    frozenset((change.node, change.item) for change in made),
+                    {node: each for node, each in counts.items() if each is not None},
+                    is_quarantined=found[0]["quarantine"] is not None,
+                )
+            )
+        if rows:
+            self._ids.heard(rows[0]["at"])
+            self.wakeups.tasks_ready(rows[0]["queues"] or ())
+        if timer:
+            self.wakeups.timer_set()
+        return answers
+
+    async def expand_map(self, page: MapPage) -> tuple[bool, MapCounts | None]:
+        """Stores the page if it is the map's next one."""
+        rows = await self._fetch("storing items", self._sql.expand_map, *encode_page(self.namespace, page))
+        if rows[0]["is_ready"]:
+            self.wakeups.tasks_ready({page.plan.nodes[page.node].options.queue})
+        return rows[0]["stored"], map_counts(rows[0])
+
+    async def withdraw_items(self, run_id: str, node: Node, limit: int) -> tuple[int, MapCounts | None]:
+        """Withdraws items of a draining map that have not begun."""
+        rows = await self._fetch(
+            "withdrawing items",
+            self._sql.withdraw_items,
+            self.namespace,
+            run_id,
+            node.index,
+            limit,
+            json.dumps(node.name),
+        )
+        return rows[0]["found"] or 0, map_counts(rows[0])
+
+    async def free_items(self, run_id: str, node: int) -> None:
+        """Makes held items ready for which a map has room."""
+        rows = await self._fetch("freeing items", self._sql.free_items, self.namespace, run_id, node)
+        self.wakeups.tasks_ready(rows[0]["queues"] or ())
+
+    async def take_due_waits(self, limit: int, pause: float) -> list[DueWait]:
+        """Waiting tasks that are due."""
+        rows = await self._fetch("looking for due waits", self._sql.due_waits, self.namespace, limit, pause)
+        return [
+            DueWait(head_of(row, row["run_id"]), row["node"], map_counts(row), row["attempt"], row["at"])
+            for row in rows
+        ]
+
+    async def load_signals(self, run_id: str, names: Sequence[str] | None = None) -> list[StoredSignal]:
+        """The run's signals, in the order they came."""
+        wanted = None if names is None else list(names)
+        rows = await self._fetch("reading signals", self._sql.load_signals, self.namespace, run_id, wanted)
+        return [StoredSignal(row["id"], row["name"], row["payload"], row["dedupe"], row["node"]) for row in rows]
+
     async def load_heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
         """Runs as they are now."""
         rows = await self._fetch("loading runs", self._sql.load_heads, self.namespace, list(run_ids))
         return {str(row["id"]): head_of(row, row["id"]) for row in rows}
 
-    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """Outputs of completed nodes."""
+    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> StoredValues:
+        """What read codes give, and the errors of nodes among them that failed."""
         rows = await self._fetch(
             "loading outputs",
             self._sql.load_values,
             self.namespace,
             [run for run, _ in wanted],
-            [node for _, node in wanted],
+            [code for _, code in wanted],
         )
-        return {(str(row["run_id"]), row["node"]): row["value"] for row in rows}
+        return StoredValues(
+            {(str(row["run_id"]), row["code"]): row["value"] for row in rows if row["value"] is not None},
+            {(str(row["run_id"]), node_read(row["code"])[0]): row["error"] for row in rows if row["error"] is not None},
+        )
 
     async def leased_to(self, owner: str, run_ids: Sequence[str] | None) -> list[ClaimedTask]:
         """Tasks of these runs, or of all, that `owner` holds."""
@@ -394,7 +500,7 @@ class PostgresStore:
             held = f"select distinct run_id from {self._schema}.tasks where state = 'leased' and namespace = $1 and lease_owner = $2"
             run_ids = [str(row["run_id"]) for row in await self._fetch("reading back", held, self.namespace, owner)]
         rows = await self._fetch("reading back", self._sql.leased_to, self.namespace, owner, list(run_ids))
-        return [_claimed(row, owner) for row in rows]
+        return _all_claimed(rows, owner)
 
     async def renew(self, beats: Sequence[Beat], *, owner: str) -> list[Renewal]:
         """Extends leases and keeps heartbeat details, in one statement."""
@@ -596,8 +702,33 @@ def _delivery(row: Any, owner: str) -> Delivery:
     )
 
 
+def _all_claimed(rows: Sequence[Any], owner: str) -> list[ClaimedTask]:
+    """The claimed tasks of some rows. What items of one map read is sent with the first of them only."""
+    tasks = [_claimed(row, owner) for row in rows]
+    shared = {
+        (task.run.run_id, task.task.node): task
+        for task in tasks
+        if task.task.item >= 0 and (task.values or task.errors)
+    }
+    if not shared:
+        return tasks
+    return [
+        replace(task, values=first.values, errors=first.errors)
+        if task.task.item >= 0 and (first := shared.get((task.run.run_id, task.task.node)))
+        else task
+        for task in tasks
+    ]
+
+
 def _claimed(row: Any, owner: str) -> ClaimedTask:
-    values = dict(zip(row["nodes"], row["outputs"], strict=True)) if row["nodes"] else {}
+    values: dict[int, str] = {}
+    errors: dict[int, str] = {}
+    if row["nodes"]:
+        for code, output, error in zip(row["nodes"], row["outputs"], row["errors"], strict=True):
+            if output is not None:
+                values[code] = output
+            if error is not None:
+                errors[node_read(code)[0]] = error
     return ClaimedTask(
-        head_of(row, row["run_id"]), _delivery(row, owner), row["step"], values, row["input"], row["details"]
+        head_of(row, row["run_id"]), _delivery(row, owner), row["step"], values, row["input"], row["details"], errors
     )

@@ -13,6 +13,7 @@ import random
 import time
 import traceback
 from collections.abc import Callable
+from json import dumps
 from typing import Any, Final, Protocol
 
 import anyio
@@ -29,7 +30,8 @@ from composer.core.events import (
     StepSnoozed,
 )
 from composer.core.expressions import Unreadable, render
-from composer.core.plan import Node, Plan
+from composer.core.plan import Node, Plan, node_of
+from composer.core.values import Values, absent_parts
 from composer.define.context import StepContext, enter, leave
 from composer.define.step import Step
 from composer.errors import NonRetryable, PayloadError, RetryAfter, Snooze, StepCancelled
@@ -97,16 +99,6 @@ class Attempt:
     def task(self) -> Delivery:
         """The delivery it answers."""
         return self.claimed.task
-
-    def answers(self, task: Delivery) -> bool:
-        """Whether it is the attempt of this delivery, whatever else the two know of it."""
-        mine = self.claimed.task
-        return (mine.node, mine.item, mine.attempt, mine.delivery) == (
-            task.node,
-            task.item,
-            task.attempt,
-            task.delivery,
-        )
 
     def facts(self) -> dict[str, Any]:
         """What log lines say about it."""
@@ -183,7 +175,7 @@ class Attempt:
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]] | StepFailed:
         try:
-            text = render(self.plan, self.node.args, self.claimed.values.__getitem__)
+            text = arguments_text(self.plan, self.node, self.claimed)
             return self.step.decode_arguments(text)
         except Unreadable as error:
             why = f"the arguments of step {self.node.step} cannot be read: {error}"
@@ -192,7 +184,8 @@ class Attempt:
         except ValueError as error:
             why = f"the stored arguments of step {self.node.step} are no JSON: {error}"
         except KeyError as error:
-            why = f"the output of node {self.plan.nodes[error.args[0]].name if error.args[0] >= 0 else 'input'} is missing"
+            node = node_of(error.args[0])
+            why = f"the output of node {self.plan.nodes[node].name if node >= 0 else 'input'} is missing"
         return self._failed(Failure(FailureKind.PAYLOAD, "PayloadMismatch", why), retryable=False)
 
     async def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
@@ -292,6 +285,17 @@ class Attempt:
 
     def _failed(self, failure: Failure, *, retryable: bool, retry_after: float | None = None) -> StepFailed:
         return StepFailed(self.task, failure, retryable, retry_after, random.random(), self.details)
+
+
+def arguments_text(plan: Plan, node: Node, claimed: ClaimedTask) -> str:
+    """The arguments of a claimed task as a JSON object. Raises Unreadable, KeyError for a value that was not handed over."""
+    reads = {**claimed.values, **absent_parts(node.reads, claimed.values)}
+    values = Values.of(claimed.run.snapshot, reads, claimed.errors)
+    if not node.over:
+        return render(plan, node.args, values)
+    fixed = {name: template for name, template in node.args.items() if name != node.over}
+    item = f"{dumps(node.over)}:{claimed.input}"
+    return f"{{{item},{render(plan, fixed, values)[1:]}" if fixed else f"{{{item}}}"
 
 
 _limiters: dict[int, anyio.CapacityLimiter] = {}

@@ -24,7 +24,7 @@ from typing import Any, Final
 import anyio
 
 from composer.apply import Applier, persistently
-from composer.core.events import Event, Report, StepReleased
+from composer.core.events import Delivery, Event, Report, StepReleased
 from composer.core.plan import Node
 from composer.define.step import Step
 from composer.define.workflow import Workflow
@@ -54,6 +54,14 @@ _OLD_THREAD: Final = 30.0
 """Seconds a body may outlive its attempt before it is warned about, and between warnings."""
 
 
+_Key = tuple[int, int, int, int]
+
+
+def _key(task: Delivery) -> _Key:
+    """Which delivery of its run it is, whatever else two sources know of it."""
+    return task.node, task.item, task.attempt, task.delivery
+
+
 class WorkerLoop:
     """Runs steps of some workflows. `run` lasts until it is cancelled or drained."""
 
@@ -72,7 +80,8 @@ class WorkerLoop:
         self._codes: dict[CodeType, str] = {step.fn.__code__: name for name, step in steps.items()}
         self._applier = Applier(store, owner=self.id, lease=settings.lease)
         self._attempts: set[Attempt] = set()
-        self._by_run: dict[str, set[Attempt]] = {}
+        self._by_run: dict[str, dict[_Key, Attempt]] = {}
+        """What is under way here, by run and delivery: a map may have thousands of items in one run."""
         self._in_a_row: dict[str, int] = {}
         self._threads = 0
         self._threads_ran_out = False
@@ -271,12 +280,13 @@ class WorkerLoop:
             await self._applier.quarantine(claimed.run, error)
             return
         run_id = claimed.run.run_id
-        if any(attempt.answers(claimed.task) for attempt in self._by_run.get(run_id, ())):
+        here = self._by_run.setdefault(run_id, {})
+        if _key(claimed.task) in here:
             return
         step = self._steps[claimed.step]
         attempt = Attempt(self, claimed, plan, step)
         self._attempts.add(attempt)
-        self._by_run.setdefault(run_id, set()).add(attempt)
+        here[_key(claimed.task)] = attempt
         if not step.is_async:
             self._threads += 1
         self.executed += 1
@@ -319,7 +329,7 @@ class WorkerLoop:
         run_id = attempt.claimed.run.run_id
         here = self._by_run.get(run_id)
         if here is not None:
-            here.discard(attempt)
+            here.pop(_key(attempt.task), None)
             if not here:
                 del self._by_run[run_id]
                 self._in_a_row.pop(run_id, None)
@@ -327,7 +337,7 @@ class WorkerLoop:
 
     # -- what ends attempts from outside -----------------------------------------------------------------------
     def _stopped(self, run_id: str) -> None:
-        for attempt in tuple(self._by_run.get(run_id, ())):
+        for attempt in tuple(self._by_run.get(run_id, {}).values()):
             if not attempt.reported:
                 attempt.stop()
 

@@ -1,6 +1,6 @@
 -- Stores new runs with their root tasks, idempotency keys and first history rows.
--- $1 namespace; $2..$18 a row a run; $19..$26 a row a root task; $27 owner, $28 lease seconds of what is handed over at once;
--- $29 whether the transaction is somebody else's and goes on: who falls asleep before its end must be told of it too, and
+-- $1 namespace; $2..$18 a row a run; $19..$30 a row a root task; $31 owner, $32 lease seconds of what is handed over at once;
+-- $33 whether the transaction is somebody else's and goes on: who falls asleep before its end must be told of it too, and
 -- a timer that is far away now may be near then.
 -- Locks: keys in key order; waits for another start of the same key, for nothing else.
 -- Index: run_keys_pkey, runs_pkey.
@@ -42,14 +42,15 @@ i as (
 ),
 t as (
   insert into composer.tasks (namespace, run_id, node, item, step, queue, priority, reads, state, attempt, delivery,
-                              lease_seconds, lease_owner, lease_expires_at, started_at)
+                              lease_seconds, lease_owner, lease_expires_at, started_at, wake_at, error, output, finished_at)
   select $1::text, n.run_id, n.node, -1, n.step, n.queue, n.priority, n.reads::int[], n.state, 1,
          case n.state when 'leased' then 1 else 0 end, n.lease_seconds,
-         case n.state when 'leased' then $27::text end,
-         case n.state when 'leased' then clock_timestamp() + make_interval(secs => coalesce(n.lease_seconds, $28::float8)) end,
-         case n.state when 'leased' then clock_timestamp() end
-    from unnest($19::uuid[], $20::int[], $21::text[], $22::text[], $23::smallint[], $24::text[], $25::text[], $26::float8[])
-      as n(run_id, node, step, queue, priority, reads, state, lease_seconds)
+         case n.state when 'leased' then $31::text end,
+         case n.state when 'leased' then clock_timestamp() + make_interval(secs => coalesce(n.lease_seconds, $32::float8)) end,
+         case n.state when 'leased' then clock_timestamp() end,
+         coalesce(n.wake_at::timestamptz, clock_timestamp() + make_interval(secs => n.wake_in)), n.error, n.output, case when n.state in ('failed', 'completed') then clock_timestamp() end
+    from unnest($19::uuid[], $20::int[], $21::text[], $22::text[], $23::smallint[], $24::text[], $25::text[], $26::float8[], $27::float8[], $28::text[], $29::text[], $30::text[])
+      as n(run_id, node, step, queue, priority, reads, state, lease_seconds, wake_in, error, output, wake_at)
    where (n.run_id in (select id from r)) is true
   returning run_id, node, item, step, queue, priority, state
 ),
@@ -62,17 +63,18 @@ h as (
   insert into composer.history (namespace, run_id, version, changes)
   select $1::text, id, 1, changes from v where (id in (select id from r)) is true
 ),
--- One notification, and only when somebody sleeps, or for a timer due before the coordinators look anyway (30 s).
-d as materialized (
-  select exists (select from v where least(starts_in, deadline_in) < case when $29::bool then 'infinity' else 30.0::float8 end
-                                  or starts_at < case when $29::bool then 'infinity' else now() + interval '30 s' end) as timer
+soon as materialized (
+  select 1 from v where least(starts_in, deadline_in) < 30 or starts_at < now() + interval '30 s'
+                     or $33::bool and num_nonnulls(starts_in, deadline_in, starts_at) > 0
+  union all select 1 from unnest($27::float8[], $30::text[]) as n(wake_in, wake_at)
+   where wake_in < 30 or $33::bool and num_nonnulls(wake_in, wake_at) > 0
 ),
+-- One notification, and only when somebody sleeps, or for a timer due before the coordinators look anyway (30 s).
 w as materialized (
   select pg_notify('composer', json_build_object('namespace', $1::text, 'ready', (select case when count(distinct queue) <= 15 then array_agg(distinct queue) else '{*}' end from o),
-                   'timer', d.timer)::text)
-    from d
-   where d.timer
-      or exists (select from o) and ($29::bool or exists (select from composer.sleepers s where s.namespace = $1::text and s.expires_at > now()))
+                   'timer', exists (select from soon))::text)
+   where exists (select from soon)
+      or exists (select from o) and ($33::bool or exists (select from composer.sleepers s where s.namespace = $1::text and s.expires_at > now()))
 )
 select v.ord, coalesce(k.run_id, v.id) as run_id, v.id in (select id from r) as created,
        coalesce(k.input_digest, v.digest) as digest, extract(epoch from clock_timestamp())::float8 as at, (select count(*) from w) as notified
