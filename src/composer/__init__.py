@@ -32,6 +32,7 @@ from composer.errors import (
     Snooze,
     StepCancelled,
     StoreUnavailable,
+    TransactionError,
     UnknownEvent,
 )
 from composer.settings import Settings
@@ -70,6 +71,7 @@ __all__ = [
     "StepContext",
     "StepError",
     "StoreUnavailable",
+    "TransactionError",
     "UnknownEvent",
     "Worker",
     "Workflow",

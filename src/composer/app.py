@@ -12,12 +12,11 @@ from typing import Any, Self
 
 import anyio
 import anyio.to_thread
-from anyio.abc import TaskGroup
 
 from composer.coordinator.services import run_coordinator
 from composer.define.step import Step
 from composer.define.workflow import Workflow
-from composer.errors import sole_error
+from composer.hosting import Hosted
 from composer.ports.store import Store
 from composer.settings import Settings, read_settings
 from composer.worker.loop import WorkerLoop, steps_of
@@ -86,6 +85,7 @@ class Worker:
 
     Runs the steps of `workflows` (and any `steps` beside them), and the coordinator's loops unless the settings say
     otherwise. On the way out it stops taking tasks, lets running steps finish for the grace time and gives back the rest.
+    It hears no signals: those are the process's. Several may run in a process, also on one store.
     """
 
     def __init__(
@@ -101,47 +101,56 @@ class Worker:
         self.workflows = list(workflows)
         self.steps = steps_of(self.workflows, steps)
         self._given = store
-        self._stack = AsyncExitStack()
-        self._services: TaskGroup | None = None
+        self._hosted: Hosted | None = None
         self._loop: WorkerLoop | None = None
         self._stopped = anyio.Event()
 
     async def __aenter__(self) -> Self:
-        await self._stack.__aenter__()
-        try:
-            given = self._given
-            store: Store = (
-                given if given is not None else await self._stack.enter_async_context(open_store(self.settings))
-            )
-            self._loop = WorkerLoop(store, self.settings, self.steps)
-            for workflow in self.workflows:
-                # A start by name, from a process without the code, needs the plan stored.
-                await store.register_plan(workflow.plan)
-            self._services = await self._stack.enter_async_context(anyio.create_task_group())
-            self._services.start_soon(store.listen)
-            if self.settings.coordinator:
-                self._services.start_soon(run_coordinator, store, self.settings)
-            self._services.start_soon(self._work)
-        except BaseException as error:
-            await self._stack.__aexit__(type(error), error, error.__traceback__)
-            raise
-        return self
+        return await self._open(guard=True)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if kind is None:
+        assert self._hosted is not None
+        await self._hosted.leave(error)
+
+    async def start(self) -> Self:
+        """Starts it where no block can be, as in a cell of a notebook; it works in this loop until `stop`."""
+        return await self._open(guard=False)
+
+    async def stop(self) -> None:
+        """Ends what `start` began, as the end of the block does. Raises what ended the worker before that, if anything did."""
+        if self._hosted is None:
+            raise RuntimeError("the worker was not started: `await worker.start()` comes before `await worker.stop()`")
+        await self._hosted.leave()
+
+    async def _open(self, *, guard: bool) -> Self:
+        if self._hosted is not None:
+            raise RuntimeError("a worker runs once: make another Worker to start again")
+        self._hosted = Hosted(self._running(), "composer worker")
+        await self._hosted.enter(guard=guard)
+        return self
+
+    @asynccontextmanager
+    async def _running(self) -> AsyncGenerator[None]:
+        async with AsyncExitStack() as stack:
+            given = self._given
+            store: Store = given if given is not None else await stack.enter_async_context(open_store(self.settings))
+            self._loop = WorkerLoop(store, self.settings, self.steps)
+            for workflow in self.workflows:
+                # A start by name, from a process without the code, needs the plan stored.
+                await store.register_plan(workflow.plan)
+            services = await stack.enter_async_context(anyio.create_task_group())
+            services.start_soon(store.listen)
+            if self.settings.coordinator:
+                services.start_soon(run_coordinator, store, self.settings)
+            services.start_soon(self._work)
+            yield
+            assert self._hosted is not None
+            if not self._hosted.in_haste:
                 self.drain()
                 await self._stopped.wait()
-        finally:
-            if self._services is not None:
-                self._services.cancel_scope.cancel()
-            # The caller's own exception passes as it is, and so does the one that ended a service: not in a group.
-            try:
-                await self._stack.aclose()
-            except BaseExceptionGroup as errors:
-                raise sole_error(errors) from error
+            services.cancel_scope.cancel()
 
     async def _work(self) -> None:
         try:

@@ -13,6 +13,7 @@
     ├── UnknownEvent             a signal that the run's workflow never waits for
     ├── RunNotRetryable          client.retry() on a run that is not failed
     ├── IdempotencyConflict      the key names a run with other input
+    ├── TransactionError         a start cannot join the transaction given as within=; says why
     ├── RunFailed                the run failed; says where and why
     ├── RunCancelled             the run was cancelled
     ├── ResultTimeout            the run has not ended yet (also a TimeoutError)
@@ -121,7 +122,8 @@ class RunNotFound(_AboutRun):
         super().__init__(
             run_id,
             f"does not exist in namespace {namespace!r}",
-            "Check the id, the database URL and the namespace; runs past their retention are gone.",
+            "Check the id, the database URL and the namespace; a run that was started within a transaction is there once "
+            "that has committed, and runs past their retention are gone.",
         )
         self.namespace = namespace
 
@@ -193,6 +195,19 @@ class IdempotencyConflict(_AboutRun):
             "The same key always means the same input: use another key for another input, or fetch that run.",
         )
         self.workflow, self.key = workflow, key
+
+
+class TransactionError(ComposerError):
+    """A start cannot join what was given as `within=`. Nothing was started; `problem` says why, `advice` what to do."""
+
+    code = "transaction-error"
+
+    def __init__(self, problem: str, advice: str = "") -> None:
+        super().__init__(problem, advice)
+        self.problem, self.advice = problem, advice
+
+    def __str__(self) -> str:
+        return "\n  ".join(part for part in (f"start(within=...): {self.problem}", self.advice) if part)
 
 
 class RunFailed(_AboutRun):

@@ -245,6 +245,8 @@ def with_a_client(client: Client, order: Order) -> None:
     assert_type(handle, RunHandle[Label])
     assert_type(handle.result(timeout=60).text, str)
     assert_type(client.start(other, 3).result(), float)
+    assert_type(client.start(other, 3, within=object()), RunHandle[float])
+    assert_type(client.start_many(other, [(3,)], within=object()), list[RunHandle[float]])
     assert_type(client.start(other.bind(3, scale=2.0)).result(), float)
     assert_type(client.start_many(fulfil, [(order,), (order,)])[0].result(), Label)
     assert_type(client.handle(fulfil, "id").result(), Label)

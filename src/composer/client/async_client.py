@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -18,10 +18,10 @@ from typing_extensions import TypeVarTuple, Unpack
 from composer.app import open_store
 from composer.apply import QUARANTINED, Applied, Applier, persistently
 from composer.client.signals import SignalResult, checked_payload
-from composer.client.starting import checked_workflow, encoded_input, new_run, when_to_start
+from composer.client.starting import checked_workflow, encoded_input, new_run, paired, when_to_start
 from composer.client.views import RunView, failure_of, view
 from composer.coordinator.recovery import Recovered, recover
-from composer.core.decide import DUPLICATE, reset_nodes, stale_nodes
+from composer.core.decide import reset_nodes, stale_nodes
 from composer.core.events import CancelRequested, Delivery, RetryRequested, Signalled
 from composer.core.plan import INPUT, Node, Plan
 from composer.core.states import ENDED_RUN, NodeState, RunStatus
@@ -35,6 +35,7 @@ from composer.errors import (
     RunQuarantined,
     StoreUnavailable,
 )
+from composer.hosting import Hosted
 from composer.ports.store import ClaimedTask, HistoryRow, NewRun, RunHead, StartAnswer, Store
 from composer.ports.wakeups import RunEnd, Taker
 from composer.settings import Settings, read_settings
@@ -130,7 +131,7 @@ class AsyncClient:
         self.settings = settings or read_settings(database_url=database_url, **options)
         self._given = store
         self._store: Store | None = store
-        self._stack = AsyncExitStack()
+        self._hosted: Hosted | None = None
         self._group: TaskGroup | None = None
         self._id = f"client-{secrets.token_hex(8)}"
         self._asleep_until = 0.0
@@ -140,30 +141,48 @@ class AsyncClient:
         self._ends = _EndReader(lambda: self.store)
 
     async def __aenter__(self) -> Self:
-        await self._stack.__aenter__()
-        try:
-            if self._given is None:
-                self._store = await self._stack.enter_async_context(open_store(self.settings))
-            self._group = await self._stack.enter_async_context(anyio.create_task_group())
-        except BaseException:
-            await self._stack.aclose()
-            raise
-        return self
+        return await self._open(guard=True)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._group is not None:
-            self._group.cancel_scope.cancel()
-        if self._asleep_until and self._store is not None:
-            # Nobody need be notified for its sake any more. Left there, its word would only lapse.
-            with anyio.move_on_after(1.0, shield=True), suppress(StoreUnavailable):
-                await self._store.set_sleeping(self._id, asleep=False, ttl=0.0)
+        assert self._hosted is not None
         # A call that comes late, or is still under way, must not open connections again that nobody closes.
+        hosted, self._hosted = self._hosted, None
         self._store = self._given
-        self._asleep_until, self._listening = 0.0, False
-        # The caller's own exception passes as it is, and not wrapped in a group by the listener's task group.
-        await self._stack.aclose()
+        await hosted.leave(error)
+
+    async def open(self) -> Self:
+        """Connects where no block can be, as in a cell of a notebook, until `close`."""
+        return await self._open(guard=False)
+
+    async def close(self) -> None:
+        """Ends what `open` began. A client that is closed may be opened again."""
+        if self._hosted is not None:
+            await self.__aexit__(None, None, None)
+
+    async def _open(self, *, guard: bool) -> Self:
+        if self._hosted is not None:
+            raise RuntimeError("the client is open already")
+        hosted = Hosted(self._connected(), "composer client")
+        await hosted.enter(guard=guard)
+        self._hosted = hosted
+        return self
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncGenerator[None]:
+        async with AsyncExitStack() as stack:
+            store = self._given
+            if store is None:
+                store = self._store = await stack.enter_async_context(open_store(self.settings))
+            self._group = await stack.enter_async_context(anyio.create_task_group())
+            self._asleep_until, self._listening = 0.0, False
+            yield
+            self._group.cancel_scope.cancel()
+            if self._asleep_until:
+                # Nobody need be notified for its sake any more. Left there, its word would only lapse.
+                with anyio.move_on_after(1.0, shield=True), suppress(StoreUnavailable):
+                    await store.set_sleeping(self._id, asleep=False, ttl=0.0)
 
     @property
     def store(self) -> Store:
@@ -183,16 +202,23 @@ class AsyncClient:
         start_at: datetime | None = None,
         priority: int = 0,
         tags: Mapping[str, str] | None = None,
+        within: object | None = None,
     ) -> AsyncRunHandle[R]:
         """Starts a run and returns its handle as soon as it is durable.
 
         Arguments go by position and are checked here; for keyword arguments use `workflow.bind(...)`. With an
         idempotency key, the same key and input give the same run, whatever became of it; another input raises
         IdempotencyConflict. Raises PayloadError, PlanTypeError, StoreUnavailable.
+
+        `within` is a connection of your own in the same database, with a transaction in progress: of asyncpg, psycopg,
+        SQLAlchemy (connection or session, sync or async) or Django (or its alias). The run then exists once that
+        transaction commits, or never; nothing runs, and the handle finds nothing, before. Raises TransactionError for
+        what cannot carry the start, and what your driver raises.
         """
         handles = await self._start(
-            workflow, [(args, idempotency_key)], delay=delay, start_at=start_at, priority=priority, tags=tags
-        )
+            workflow, [(args, idempotency_key)], within,
+            delay=delay, start_at=start_at, priority=priority, tags=tags,
+        )  # fmt: skip
         return handles[0]
 
     async def start_many(
@@ -206,17 +232,15 @@ class AsyncClient:
         start_at: datetime | None = None,
         priority: int = 0,
         tags: Mapping[str, str] | None = None,
+        within: object | None = None,
     ) -> list[AsyncRunHandle[R]]:
         """Starts one run an input (a tuple of arguments), all or none, in one statement. Handles in the order of the inputs."""
-        given = list(inputs)
-        keys: Sequence[str | None] = idempotency_keys if idempotency_keys is not None else [None] * len(given)
-        if len(keys) != len(given):
-            raise ValueError(f"start_many() got {len(given)} inputs and {len(keys)} idempotency keys")
         return await self._start(
-            workflow, list(zip(given, keys, strict=True)), delay=delay, start_at=start_at, priority=priority, tags=tags
-        )
+            workflow, paired(inputs, idempotency_keys), within,
+            delay=delay, start_at=start_at, priority=priority, tags=tags,
+        )  # fmt: skip
 
-    async def _start(
+    async def _new_runs(
         self,
         workflow: Any,
         inputs: Sequence[tuple[Sequence[Any], str | None]],
@@ -225,17 +249,43 @@ class AsyncClient:
         start_at: datetime | None,
         priority: int,
         tags: Mapping[str, str] | None,
-    ) -> list[AsyncRunHandle[Any]]:
+    ) -> list[NewRun]:
+        """Runs ready to be stored, of arguments and idempotency keys; their plan is registered. What start() begins with."""
         flow = checked_workflow(workflow)
         texts = [encoded_input(flow, args) for args, _ in inputs]
         store, plan = self.store, flow.plan
         starts = when_to_start(delay, start_at)
         plan_id = await persistently(lambda: store.register_plan(plan), PATIENCE)
         ids = await store.mint_run_ids(len(inputs))
-        runs: list[NewRun] = [
+        return [
             new_run(run_id, flow.name, plan, plan_id, text, key=key, priority=priority, tags=tags or {}, starts=starts)
             for run_id, text, (_, key) in zip(ids, texts, inputs, strict=True)
         ]
+
+    def _handles(
+        self, workflow: Any, runs: Sequence[NewRun], answers: Sequence[StartAnswer], *, tried_again: bool = False
+    ) -> list[AsyncRunHandle[Any]]:
+        """Handles of runs that were stored. Raises IdempotencyConflict. What start() ends with."""
+        flow = checked_workflow(workflow)
+        made: list[AsyncRunHandle[Any]] = []
+        for run, answer in zip(runs, answers, strict=True):
+            if run.key is not None and answer.digest != run.digest:
+                raise IdempotencyConflict(answer.run_id, flow.name, run.key)
+            # A start whose first answer was lost finds its own run.
+            created = answer.created or (tried_again and answer.run_id == run.run_id)
+            made.append(AsyncRunHandle(self, answer.run_id, flow, created=created))
+        return made
+
+    async def _start(
+        self, workflow: Any, inputs: Sequence[tuple[Sequence[Any], str | None]], within: object | None, **options: Any
+    ) -> list[AsyncRunHandle[Any]]:
+        store = self.store
+        if within is not None:
+            borrowed = store.borrow(within)
+            runs = await self._new_runs(workflow, inputs, **options)
+            await persistently(borrowed.prepare, PATIENCE)
+            return self._handles(workflow, runs, await borrowed.start_runs(runs))
+        runs = await self._new_runs(workflow, inputs, **options)
         taker = store.wakeups.taker
         if taker is not None and len(runs) <= MOST_HANDED_OVER:
             runs = [_handed_over(run, taker) for run in runs]
@@ -257,15 +307,9 @@ class AsyncClient:
             for run, answer in zip(runs, answers, strict=True):
                 if run.leased:
                     await _hand_over(run, answer, taker)
-        handles: list[AsyncRunHandle[Any]] = []
-        for run, answer in zip(runs, answers, strict=True):
-            if run.key is not None and answer.digest != run.digest:
-                raise IdempotencyConflict(answer.run_id, flow.name, run.key)
-            # A start whose first answer was lost finds its own run.
-            created = answer.created or (tries > 0 and answer.run_id == run.run_id)
-            handles.append(AsyncRunHandle(self, answer.run_id, flow, created=created))
-            if created and hears:
-                self._fresh[answer.run_id] = store.wakeups.epoch
+        handles = self._handles(workflow, runs, answers, tried_again=tries > 0)
+        if hears:
+            self._fresh.update({handle.id: store.wakeups.epoch for handle in handles if handle.created})
         while len(self._fresh) > _MOST_FRESH:
             del self._fresh[next(iter(self._fresh))]
         return handles
@@ -380,15 +424,16 @@ class AsyncClient:
             raise RunNotFound(run_id, store.namespace)
         plan = await self._plan(heads[run_id].plan_id)
         text = checked_payload(run_id, plan, event, payload)
-        if heads[run_id].snapshot.status in ENDED_RUN:
-            raise RunEnded(run_id, heads[run_id].snapshot.status.value)
         applied = await Applier(store).apply_one(run_id, Signalled(event, text, dedupe_id), patience=PATIENCE)
         await self._refuse_quarantined(run_id, applied)
         if applied.ignored:
-            status = applied.heads[run_id].snapshot.status
-            if applied.ignored[0].reason != DUPLICATE:
-                raise RunEnded(run_id, status.value)
-            first = next(s for s in await store.load_signals(run_id, [event]) if s.dedupe == dedupe_id)
+            # Also when the run has ended since: whoever sends again must learn that the first one was accepted.
+            known = (
+                [] if dedupe_id is None else await persistently(lambda: store.load_signals(run_id, [event]), PATIENCE)
+            )
+            first = next((signal for signal in known if signal.dedupe == dedupe_id), None)
+            if first is None:
+                raise RunEnded(run_id, applied.heads[run_id].snapshot.status.value)
             return SignalResult(None if first.node is None else plan.nodes[first.node].name, is_duplicate=True)
         made = applied.transitions.get(run_id)
         node = made.signals[0].node if made is not None and made.signals else None

@@ -18,11 +18,14 @@ from typing import Any, Generic, Self, TypeVar
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from typing_extensions import TypeVarTuple, Unpack
 
-from composer.client.async_client import AsyncClient, AsyncRunHandle, CancelResult, RetryResult
+from composer.apply import persistently
+from composer.client.async_client import PATIENCE, AsyncClient, AsyncRunHandle, CancelResult, RetryResult
 from composer.client.signals import SignalResult
+from composer.client.starting import paired
 from composer.client.views import RunView
 from composer.coordinator.recovery import Recovered
 from composer.define.workflow import Startable
+from composer.errors import TransactionError
 from composer.ports.store import HistoryRow
 from composer.settings import Settings
 
@@ -125,9 +128,15 @@ class Client:
         start_at: datetime | None = None,
         priority: int = 0,
         tags: Mapping[str, str] | None = None,
+        within: object | None = None,
     ) -> RunHandle[R]:
-        """Starts a run and returns its handle as soon as it is durable. See AsyncClient.start."""
+        """Starts a run and returns its handle as soon as it is durable. See AsyncClient.start.
+
+        What is given as `within` is used in the calling thread, and is not an async connection.
+        """
         options: dict[str, Any] = {"delay": delay, "start_at": start_at, "priority": priority, "tags": tags}
+        if within is not None:
+            return self._start_within(within, workflow, [(args, idempotency_key)], options)[0]
         return RunHandle(
             self, self.call(self._client.start, workflow, *args, idempotency_key=idempotency_key, **options)
         )
@@ -143,11 +152,29 @@ class Client:
         start_at: datetime | None = None,
         priority: int = 0,
         tags: Mapping[str, str] | None = None,
+        within: object | None = None,
     ) -> list[RunHandle[R]]:
         """Starts one run an input, all or none. See AsyncClient.start_many."""
         options: dict[str, Any] = {"delay": delay, "start_at": start_at, "priority": priority, "tags": tags}
+        if within is not None:
+            return self._start_within(within, workflow, paired(inputs, idempotency_keys), options)
         started = self.call(self._client.start_many, workflow, inputs, idempotency_keys=idempotency_keys, **options)
         return [RunHandle(self, handle) for handle in started]
+
+    def _start_within(
+        self, within: object, workflow: Any, inputs: Sequence[tuple[Sequence[Any], str | None]], options: dict[str, Any]
+    ) -> list[RunHandle[Any]]:
+        """A start on the caller's connection. It belongs to this thread, so the portal does all but the statement."""
+        client = self._client
+        borrowed = client.store.borrow(within)
+        if not borrowed.is_blocking:
+            raise TransactionError(
+                f"{type(within).__module__}.{type(within).__qualname__} has to be awaited, in its own event loop",
+                "Use AsyncClient there, which has the same methods, awaited.",
+            )
+        runs = self.call(client._new_runs, workflow, inputs, **options)
+        self.call(persistently, borrowed.prepare, PATIENCE)
+        return [RunHandle(self, handle) for handle in client._handles(workflow, runs, borrowed.start_now(runs))]
 
     def handle(self, workflow: Startable[Callable[..., R]], run_id: str, /) -> RunHandle[R]:
         """A handle on a run that was started elsewhere, typed by its workflow."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -42,6 +42,16 @@ def encoded_input(workflow: Workflow[..., Any], args: Sequence[Any]) -> str:
             "store it where your steps can read it, and pass its place"
         )
     return text
+
+
+def paired(inputs: Iterable[Sequence[Any]], keys: Sequence[str] | None) -> Sequence[tuple[Sequence[Any], str | None]]:
+    """Each tuple of arguments with its idempotency key, if there are any. Raises ValueError for another number of keys."""
+    given = list(inputs)
+    if keys is None:
+        return [(args, None) for args in given]
+    if len(keys) != len(given):
+        raise ValueError(f"start_many() got {len(given)} inputs and {len(keys)} idempotency keys")
+    return list(zip(given, keys, strict=True))
 
 
 def input_digest(workflow: str, text: str) -> str:

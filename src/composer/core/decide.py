@@ -172,7 +172,7 @@ def _signal(draft: Draft, event: Signalled) -> None:
         if stored is None:
             return
         if event.dedupe in {each.dedupe for each in stored} | {each.dedupe for each in draft.signals}:
-            draft.ignore(event, DUPLICATE)
+            draft.ignore(event, "a signal with this dedupe id was accepted before")
             return
     waiting = [index for index in plan.events[name] if draft.letters[index] == NodeState.WAITING]
     order = draft.counters.waiting
@@ -184,9 +184,6 @@ def _signal(draft: Draft, event: Signalled) -> None:
     draft.record("event-received", node=plan.nodes[first].name, event_name=name)
     draft.signals.append(NewSignal(name, event.payload, event.dedupe, first))
     wait.receive(draft, plan.nodes[first], event.payload)
-
-
-DUPLICATE: Final = "a signal with this dedupe id was accepted before"
 
 
 def _has_ended(draft: Draft) -> bool:

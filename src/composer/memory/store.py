@@ -22,10 +22,12 @@ from composer.core.plan import INPUT, Node, Plan, Read, node_read
 from composer.core.snapshot import Snapshot
 from composer.core.states import ENDED_RUN, OPEN_TASK, NodeState, RunStatus, TaskState
 from composer.core.transition import Fence, TaskChange
+from composer.errors import TransactionError
 from composer.ports.clock import Clock, SystemClock
 from composer.ports.store import (
     AuditedRun,
     Beat,
+    Borrowed,
     ClaimedTask,
     CommitAnswer,
     CommitAnswers,
@@ -216,6 +218,13 @@ class MemoryStore:
             if run.starts_at or run.deadline_at:
                 self.wakeups.timer_set()
         return answers
+
+    def borrow(self, connection: object) -> Borrowed:
+        """Refused: what is in memory commits with nothing."""
+        raise TransactionError(
+            f"these runs are kept in memory, where no transaction of {type(connection).__qualname__} reaches",
+            "Use a client of the database the transaction is in, or start without within=.",
+        )
 
     def _open_tasks(
         self, run_id: str, run: _Run, starts: Sequence[Any], leased: Collection[int], owner: str, lease: float

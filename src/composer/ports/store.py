@@ -323,6 +323,33 @@ class WorkerRecord:
     steps: Sequence[str]
 
 
+class Borrowed(Protocol):
+    """A connection of the caller's, lent for starts that commit or roll back with the caller's own transaction.
+
+    Nobody is told of such a run before the commit, and a statement that fails is not tried again: the transaction is the
+    caller's, and so is what its driver raises, other than what is named below.
+    """
+
+    is_blocking: bool
+    """Whether the connection is used without awaiting, in the thread that lends it."""
+
+    async def prepare(self) -> None:
+        """What has to be known before, asked on the store's own connections, in its loop. Raises StoreUnavailable."""
+        ...
+
+    def start_now(self, runs: Sequence[NewRun]) -> list[StartAnswer]:
+        """start_runs(), for a blocking connection, in its own thread."""
+        ...
+
+    async def start_runs(self, runs: Sequence[NewRun]) -> list[StartAnswer]:
+        """Stores new runs in one statement of the caller's transaction; answers as Store.start_runs.
+
+        A blocking connection blocks the loop, as its owner's other statements do. Raises TransactionError where there is
+        no transaction, a failed one, or one in another database than the store's; SchemaError.
+        """
+        ...
+
+
 class Store(Protocol):
     """The runs of one namespace. See the module's docstring for the rules."""
 
@@ -365,6 +392,13 @@ class Store(Protocol):
         """Stores new runs, in one statement. One answer a run, in order. A key that is taken answers with its run.
 
         Starting the same run id again changes nothing and answers `created` as the store finds it: False.
+        """
+        ...
+
+    def borrow(self, connection: object) -> Borrowed:
+        """The caller's connection (or session, or alias) for starts within its transaction; nothing is sent yet.
+
+        Raises TransactionError for what is no connection, and where runs are in no database.
         """
         ...
 

@@ -32,11 +32,13 @@ def columns(rows: Sequence[Sequence[Any]], count: int) -> list[list[Any]]:
     return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(count)]
 
 
-def encode_start(namespace: str, runs: Sequence[NewRun], owner: str, lease: float) -> list[Any]:
-    """Parameters of start.sql."""
+def encode_start(
+    namespace: str, runs: Sequence[NewRun], owner: str, lease: float, *, goes_on: bool = False
+) -> list[Any]:
+    """Parameters of start.sql. `goes_on`: the statement is not the whole of its transaction."""
     heads = [_run(run) for run in runs]
     tasks = [task for run in runs for task in _root_tasks(run)]
-    return [namespace, *columns(heads, 17), *columns(tasks, 12), owner, lease]
+    return [namespace, *columns(heads, 17), *columns(tasks, 12), owner, lease, goes_on]
 
 
 def encode_start_one(namespace: str, run: NewRun, owner: str, lease: float) -> list[Any]:

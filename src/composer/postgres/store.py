@@ -6,6 +6,7 @@ connection serves any call. One more connection listens. See ports/store.py for 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import random
@@ -23,6 +24,7 @@ from composer.core.snapshot import Snapshot
 from composer.ports.store import (
     AuditedRun,
     Beat,
+    Borrowed,
     ClaimedTask,
     CommitAnswer,
     CommitAnswers,
@@ -59,6 +61,7 @@ from composer.postgres.migrate import check_schema, migrate
 from composer.postgres.partitions import make_partitions
 from composer.postgres.records import audited_run, head_of, map_counts, run_record
 from composer.postgres.statements import statements
+from composer.postgres.within import WHICH_DATABASE, BorrowedConnection, link_to
 
 log = logging.getLogger("composer.postgres")
 
@@ -106,11 +109,15 @@ class PostgresStore:
         self._sql = statements(schema)
         self._ids = RunIds()
         self._pool: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop that the connections belong to."""
         self._plans: dict[int, Plan] = {}
         self._plan_ids: dict[tuple[str, str, str], int] = {}
         self._repaired_to: tuple[datetime, str, int] = (_LONG_AGO, _FIRST_ID, 0)
         """Where the next page of repair_outbox begins: a run's creation and id, an outbox row's id."""
         self._opening = anyio.Lock()
+        self._database: tuple[str, str] | None = None
+        """The cluster's identifier and the database's oid, once somebody needed them."""
 
     # -- connections -----------------------------------------------------------------------------------
     async def open(self) -> None:
@@ -144,7 +151,7 @@ class PostgresStore:
             except BaseException:
                 pool.terminate()
                 raise
-            self._pool = pool
+            self._pool, self._loop = pool, asyncio.get_running_loop()
 
     def connection_options(self) -> dict[str, Any]:
         """Arguments of asyncpg.connect() for a connection of the engine."""
@@ -192,6 +199,10 @@ class PostgresStore:
         if self._pool is None:
             await self.open()
         pool: Any = self._pool
+        if self._loop is not asyncio.get_running_loop():
+            raise RuntimeError(
+                "a client or worker was used from another event loop than the one it was opened in: open one in each loop"
+            )
         tries = 0
         while True:
             with mapped(doing):
@@ -290,6 +301,16 @@ class PostgresStore:
             ):
                 self.wakeups.timer_set()
         return answers
+
+    def borrow(self, connection: object) -> Borrowed:
+        """The caller's connection, for starts within its transaction."""
+        return BorrowedConnection(link_to(connection), self.namespace, self._schema, self._which_database)
+
+    async def _which_database(self) -> tuple[str, str]:
+        if self._database is None:
+            (row,) = await self._fetch("asking which database this is", WHICH_DATABASE)
+            self._database = (row[0], row[1])
+        return self._database
 
     async def claim_tasks(
         self, *, queues: Sequence[str], steps: Collection[str], limit: int, owner: str, lease: float

@@ -143,7 +143,10 @@ async def crash_everywhere(
     transitions = calm.run.has_ended and len(calm.history)
     return [
         calm,
-        *[await run_workflow(workflow, *args, replace=replace, signals=signals, crash_after=n) for n in range(1, int(transitions))],
+        *[
+            await run_workflow(workflow, *args, replace=replace, signals=signals, crash_after=n)
+            for n in range(1, int(transitions))
+        ],
     ]
 
 

@@ -67,9 +67,9 @@ h as (
 -- One notification, and only when somebody sleeps, or for a timer due before the coordinators look anyway (30 s).
 w as materialized (
   select pg_notify('composer', json_build_object('namespace', $1::text, 'ready', (select case when count(distinct queue) <= 15 then array_agg(distinct queue) else '{*}' end from o),
-                   'ended', case when $4::text in ('completed', 'failed', 'cancelled') then array[$2::uuid] end, 'timer', least($21::float8, (select min(wake_in) from unnest($30::float8[]) as n(wake_in))) < 30)::text)
+                   'ended', case when $4::text in ('completed', 'failed', 'cancelled') then array[$2::uuid] end, 'timer', least($21::float8, (select min(coalesce(extract(epoch from wake_at::timestamptz - now()), wake_in)) from unnest($30::float8[], $33::text[]) as n(wake_in, wake_at))) < 30)::text)
     from held
-   where least($21::float8, (select min(wake_in) from unnest($30::float8[]) as n(wake_in))) < 30
+   where least($21::float8, (select min(coalesce(extract(epoch from wake_at::timestamptz - now()), wake_in)) from unnest($30::float8[], $33::text[]) as n(wake_in, wake_at))) < 30
       or (($4::text in ('completed', 'failed', 'cancelled') or exists (select from o))
           and exists (select from composer.sleepers s where s.namespace = $1 and s.expires_at > now()))
 )

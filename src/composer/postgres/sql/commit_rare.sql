@@ -155,7 +155,7 @@ e as materialized (
 ),
 soon as materialized (
   select 1 from cw where delay < 30 union all select 1 from vw where deadline_in < 30
-  union all select 1 from unnest($38::float8[]) as n(wake_in) where wake_in < 30
+  union all select 1 from unnest($38::float8[], $41::text[]) as n(wake_in, wake_at) where wake_in < 30 or wake_at::timestamptz < now() + interval '30 s'
 ),
 -- Workers with bodies of a stopped run are awake, so a stop is announced whether anybody sleeps or not.
 w as materialized (

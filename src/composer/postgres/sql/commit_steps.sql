@@ -103,7 +103,7 @@ e as materialized (
   select id from vw where status in ('completed', 'failed', 'cancelled')
 ),
 soon as materialized (
-  select 1 from cw where delay < 30 union all select 1 from unnest($32::float8[]) as n(wake_in) where wake_in < 30
+  select 1 from cw where delay < 30 union all select 1 from unnest($32::float8[], $35::text[]) as n(wake_in, wake_at) where wake_in < 30 or wake_at::timestamptz < now() + interval '30 s'
 ),
 -- One notification, and only when somebody sleeps, or for a timer due before the coordinators look anyway (30 s).
 -- A payload is at most 8,000 bytes, hence no more than 60 ids and 15 queues.

@@ -36,8 +36,8 @@ h as (
 ),
 w as materialized (
   select pg_notify('composer', json_build_object('namespace', $1::text, 'ready', (select case when count(distinct queue) <= 15 then array_agg(distinct queue) else '{*}' end from o),
-                   'timer', least($14::float8, $16::float8, (select min(wake_in) from unnest($24::float8[]) as n(wake_in))) < 30 or $15::timestamptz < now() + interval '30 s')::text)
-   where least($14::float8, $16::float8, (select min(wake_in) from unnest($24::float8[]) as n(wake_in))) < 30 or $15::timestamptz < now() + interval '30 s'
+                   'timer', least($14::float8, $16::float8, (select min(coalesce(extract(epoch from wake_at::timestamptz - now()), wake_in)) from unnest($24::float8[], $27::text[]) as n(wake_in, wake_at))) < 30 or $15::timestamptz < now() + interval '30 s')::text)
+   where least($14::float8, $16::float8, (select min(coalesce(extract(epoch from wake_at::timestamptz - now()), wake_in)) from unnest($24::float8[], $27::text[]) as n(wake_in, wake_at))) < 30 or $15::timestamptz < now() + interval '30 s'
       or exists (select from o) and exists (select from composer.sleepers s where s.namespace = $1 and s.expires_at > now())
 )
 select 1 as ord, $2::uuid as run_id, exists (select from r) as created, '' as digest, extract(epoch from clock_timestamp())::float8 as at,
