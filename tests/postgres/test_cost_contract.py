@@ -194,6 +194,7 @@ async def test_chain_on_one_worker_costs_its_steps_and_the_start(store: Observed
     """A chain started beside its worker sends one start and one commit a step, and nothing else for the run."""
     async with a_worker(store) as worker, AsyncClient(store=worker.store) as client:
         assert await (await client.start(chain, 0)).result(timeout=10) == LINKS - 1
+        await until(lambda: worker.loop.is_idle)
         store.sent.clear()
         assert await (await client.start(chain, 5)).result(timeout=10) == LINKS + 4
         await until(lambda: worker.loop.is_idle)
