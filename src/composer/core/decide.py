@@ -45,6 +45,8 @@ _KINDS: Final[Mapping[str, Any]] = {
     "sleep": sleep,
     "race": race,
 }
+_HEARS: Final[Mapping[type, Sequence[str]]] = {ItemsSettled: ("map",), TimerFired: ("sleep", "wait")}
+"""Kinds of nodes that an event can be about, where it is not all of them."""
 _NOTHING: Final[Mapping[int, str]] = MappingProxyType({})
 _RESET: Final = frozenset({NodeState.FAILED, NodeState.SKIPPED, NodeState.CANCELLED, NodeState.COMPENSATED})
 
@@ -158,6 +160,9 @@ def _route(draft: Draft, event: Event) -> None:
                 draft.ignore(event, f"the plan has no node {index}")
                 return
             node = plan.nodes[index]
+            if node.kind not in _HEARS.get(type(event), _KINDS):
+                draft.ignore(event, f"node {node.name} is a {node.kind}, to which that cannot happen")
+                return
             _KINDS[node.kind].apply(draft, node, event)
 
 

@@ -33,7 +33,7 @@ class Draft:
     """What is known and what was decided so far, for one run and one batch of events."""
 
     __slots__ = (
-        "_before", "_signals", "answers", "changes", "counters", "entries", "errors", "ignored", "letters", "missing", "missing_signals",
+        "_before", "_signals", "answers", "changes", "counters", "entries", "errors", "follows", "ignored", "letters", "missing", "missing_signals",
         "newly_settled", "plan", "reset", "restarts", "result", "signals", "starts", "status", "stops", "taken", "unevaluable", "values",
     )  # fmt: skip
 
@@ -72,6 +72,7 @@ class Draft:
         self.reset: list[int] = []
         self.result: RunResult | None = None
         self.entries: list[dict[str, Any]] = []
+        self.follows: list[dict[str, Any]] = []
         self.ignored: list[tuple[Event, str]] = []
         self.newly_settled: list[int] = []
 
@@ -223,6 +224,10 @@ class Draft:
         """A history entry. With a task it is the record of how a delivery ended."""
         self.entries.append({"event": event, **facts} if task is None else entry_of(self.plan, event, task, **facts))
 
+    def follow(self, what: str, node: Node, **facts: Any) -> None:
+        """Something that follows from the events, for people: no event by itself."""
+        self.follows.append({"event": what, "node": node.name, **facts})
+
     def ignore(self, event: Event, reason: str) -> None:
         """The event changes nothing."""
         self.ignored.append((event, reason))
@@ -258,6 +263,8 @@ class Draft:
         if old != new or reset:
             told = (i for i in range(len(new)) if old[i] != new[i] or (i in reset and new[i] != NodeState.BLOCKED))
             history["nodes"] = {nodes[i].name: new[i] for i in told}
+        if self.follows:
+            history["follows"] = self.follows
         if self.answers:
             history["guards"] = {nodes[i].name: answer for i, answer in sorted(self.answers.items())}
         if self.unevaluable:

@@ -25,15 +25,15 @@ def activate(draft: Draft, node: Node) -> None:
         found = items_of(draft.plan, node, draft.known())
     except NoItems as error:
         failure = Failure(FailureKind.PAYLOAD, error.code, error.why)
-        draft.record("map-failed", node=node.name, error=error.why)
+        draft.follow("map-failed", node, error=error.why)
         draft.fail_unstarted(node, failure)
         return
     if not found.texts:
         draft.values[list_code(node.index)] = draft.values[outcomes_code(node.index)] = "[]"
-        draft.record("map-completed", node=node.name, items=0)
+        draft.follow("map-completed", node, items=0)
         draft.settle(node.index, NodeState.COMPLETED)
         return
-    draft.record("map-started", node=node.name, items=len(found.texts))
+    draft.follow("map-started", node, items=len(found.texts))
     draft.wait(node, NodeState.MAPPING, wake_in=0.0)
 
 

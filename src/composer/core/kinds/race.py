@@ -14,7 +14,7 @@ def activate(draft: Draft, node: Node) -> None:
     winner = next(member for member in node.of if draft.letters[member] == NodeState.COMPLETED)
     if not draft.has_all((winner,)):
         return
-    draft.record("race-won", node=node.name, winner=nodes[winner].name)
+    draft.follow("race-won", node, winner=nodes[winner].name)
     for member in node.of:
         letter = draft.letters[member]
         if letter in SETTLED:

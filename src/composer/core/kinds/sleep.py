@@ -25,21 +25,21 @@ def activate(draft: Draft, node: Node) -> None:
     try:
         if "until" in node.args:
             moment = _moment(json.loads(render(draft.plan, node.args["until"], draft.known())))
-            draft.record("sleep-started", node=node.name, until=moment)
+            draft.follow("sleep-started", node, until=moment)
             draft.wait(node, NodeState.WAITING, wake_at=moment)
             return
         seconds = _seconds(json.loads(render(draft.plan, node.args["for"], draft.known())))
     except (Unreadable, NotOfKind, ValueError) as error:
         why = f"sleep {node.name}: {error}"
-        draft.record("sleep-failed", node=node.name, error=why)
+        draft.follow("sleep-failed", node, error=why)
         draft.fail_unstarted(node, Failure(FailureKind.PAYLOAD, "SleepUnreadable", why))
         return
     if seconds <= 0.0 and not draft.plan.is_read(node.index):
         # The moment it ended is asked for by nobody, so nobody has to stamp it.
-        draft.record("sleep-ended", node=node.name)
+        draft.follow("sleep-ended", node)
         draft.settle(node.index, NodeState.COMPLETED)
         return
-    draft.record("sleep-started", node=node.name, seconds=seconds)
+    draft.follow("sleep-started", node, seconds=seconds)
     draft.wait(node, NodeState.WAITING, wake_in=max(0.0, seconds))
 
 

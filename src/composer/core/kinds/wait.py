@@ -18,11 +18,11 @@ def activate(draft: Draft, node: Node) -> None:
     """It waits, unless the event has come before it."""
     early = draft.take_signal(node)
     if early is None:
-        draft.record("wait-started", node=node.name, event_name=node.event)
+        draft.follow("wait-started", node, event_name=node.event)
         draft.wait(node, NodeState.WAITING, wake_in=node.wait_timeout)
         draft.begin_waiting(node)
     elif early.payload:
-        draft.record("event-received", node=node.name, event_name=node.event, signal=early.id)
+        draft.follow("event-received", node, event_name=node.event, signal=early.id)
         draft.complete_unstarted(node, early.payload)
 
 
