@@ -211,7 +211,9 @@ def verify(plan: Plan, run: Snapshot, batch: list[Event], made: Transition) -> N
     for start in made.starts:
         expected = {NodeState.ACTIVE}
         if not start.is_ready:
-            expected = {NodeState.WAITING, NodeState.MAPPING} if start.waits else {NodeState.COMPLETED, NodeState.FAILED}
+            expected = (
+                {NodeState.WAITING, NodeState.MAPPING} if start.waits else {NodeState.COMPLETED, NodeState.FAILED}
+            )
         assert made.run.letters[start.node] in expected
     if made.ends_run:
         assert not any(start.is_ready or start.waits for start in made.starts), "an ended run has nothing open"

@@ -485,7 +485,9 @@ class MemoryStore:
         if first is not None and before.first_failed < 0:
             kept.counts = replace(counts, first_failed=first.item, error=first.error or "")
         if kept.counts.has_ended or kept.counts.has_failed:
+            due = run.tasks[node, -1].wake_at
             self._wake_map(run, node, 5.0)
+            run.tasks[node, -1].wake_at = min(filter(None, (due, run.tasks[node, -1].wake_at)))
 
     def _wake_map(self, run: _Run, node: int, wake_in: float | None) -> None:
         task = run.tasks[node, -1]
