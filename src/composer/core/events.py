@@ -36,6 +36,8 @@ class FailureKind(StrEnum):
     HEARTBEAT = "heartbeat"
     WORKER_LOST = "worker-lost"
     PAYLOAD = "payload"
+    PROCESS_DIED = "process-died"
+    """The process of a step with isolation="process" ended before the step did."""
 
 
 @dataclass(frozen=True, slots=True)
