@@ -1,5 +1,6 @@
 """Composer: durable workflows for Python. Steps are functions, a workflow is a DAG drawn once, PostgreSQL is the truth."""
 
+from composer import _startup as _startup
 from composer.app import Worker
 from composer.client.async_client import AsyncClient, AsyncRunHandle, CancelResult, RetryResult
 from composer.client.client import Client, RunHandle

@@ -30,6 +30,7 @@ class Statements:
     due_runs: str
     next_due: str
     repair_outbox: str
+    unknown_steps: str
 
 
 @cache

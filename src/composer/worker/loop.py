@@ -181,6 +181,11 @@ class WorkerLoop:
         return self._settings.lease
 
     @property
+    def process_places(self) -> int:
+        """How many process steps it runs at the same time."""
+        return self._processes.limit
+
+    @property
     def is_idle(self) -> bool:
         """Whether nothing runs, waits to be committed or is being committed."""
         return not self._attempts and not self._reports and not self._committing
@@ -234,14 +239,15 @@ class WorkerLoop:
                 if free <= 0:
                     await self._freed.wait(settings.poll_interval)
                     continue
-                full: list[bool] = []
+                full = more = False
                 for steps, limit in self._askable(min(free, MOST_CLAIMED)):
                     limit = min(limit, self._free_slots())
-                    if limit > 0:
-                        full.append(await self._claim_and_begin(steps, limit))
-                # Process steps are claimed last; that they queue is no reason to take over nothing else.
-                self._claim_was_full = full[:1] == [True]
-                if not any(full):
+                    full = limit > 0 and await self._claim_and_begin(steps, limit)
+                    more = more or full
+                    if not full:
+                        break
+                self._claim_was_full = full
+                if not more:
                     await self._sleep(ready)
 
     async def _claim_and_begin(self, steps: Sequence[str], limit: int) -> bool:
@@ -257,21 +263,22 @@ class WorkerLoop:
         return len(claimed) == limit
 
     def _askable(self, limit: int) -> list[tuple[Sequence[str], int]]:
-        """Which steps to claim, and how many tasks: of steps that need a thread no more than there are threads free.
+        """Which steps to claim, and how many tasks: of steps that need a place no more than there are places free.
 
-        Process steps are asked for by themselves: there are few places for them, and others are not to be claimed in
-        such small numbers.
+        What comes second is only claimed when the first claim was full: of process steps few can be taken at a time,
+        and others, if they are what waits, need not come in such small numbers.
         """
         threads, processes = self._threads, self._processes
         threads.ran_out = bool(self._in_threads) and threads.free <= 0
         processes.ran_out = bool(self._in_processes) and processes.free <= 0
-        asked: list[tuple[Sequence[str], int]] = []
+        steps = list(self._on_loop)
         if self._in_threads and threads.free > 0:
-            asked.append(([*self._on_loop, *self._in_threads], min(limit, threads.free)))
-        elif self._on_loop:
-            asked.append((self._on_loop, limit))
+            steps += self._in_threads
+            limit = min(limit, threads.free)
+        asked: list[tuple[Sequence[str], int]] = [(steps, limit)] if steps else []
         if self._in_processes and processes.free > 0:
-            asked.append((self._in_processes, min(limit, processes.free)))
+            few = min(limit, processes.free)
+            asked[:0] = [([*steps, *self._in_processes], few)]
         return asked
 
     def _places(self, step: Step[..., Any]) -> _Places | None:
