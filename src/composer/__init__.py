@@ -8,13 +8,16 @@ from composer.client.views import NodeView, RunView
 from composer.core.retries import Retry
 from composer.define.context import StepContext, step_context
 from composer.define.step import Step, step
+from composer.define.surroundings import AroundStep, Lifespan, around_step, lifespan
 from composer.define.workflow import Workflow, workflow
 from composer.errors import (
     ComposerError,
     IdempotencyConflict,
+    LifespanError,
     NonRetryable,
     PayloadError,
     PlanError,
+    ProcessStepError,
     ResultTimeout,
     RetryAfter,
     RunCancelled,
@@ -26,19 +29,24 @@ from composer.errors import (
     StepCancelled,
     StoreUnavailable,
 )
+from composer.observe.logging import StepLogFilter
 from composer.settings import Settings
 
 __all__ = [
+    "AroundStep",
     "AsyncClient",
     "AsyncRunHandle",
     "CancelResult",
     "Client",
     "ComposerError",
     "IdempotencyConflict",
+    "Lifespan",
+    "LifespanError",
     "NodeView",
     "NonRetryable",
     "PayloadError",
     "PlanError",
+    "ProcessStepError",
     "ResultTimeout",
     "Retry",
     "RetryAfter",
@@ -55,9 +63,12 @@ __all__ = [
     "Step",
     "StepCancelled",
     "StepContext",
+    "StepLogFilter",
     "StoreUnavailable",
     "Worker",
     "Workflow",
+    "around_step",
+    "lifespan",
     "step",
     "step_context",
     "workflow",
