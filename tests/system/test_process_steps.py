@@ -6,10 +6,13 @@ import asyncio
 import logging
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from composer import AsyncClient, PlanError, RunCancelled, RunFailed, StepContext, Worker, around_step, step
@@ -50,9 +53,14 @@ async def test_a_process_computes_and_is_used_again(database: str, namespace: st
         again = await (await site.client.start(isolated.digesting, "y")).result(timeout=10)
         assert again.pid == found.pid
         assert len(await (await site.client.start(isolated.two_digests, "x")).result(timeout=10)) == 64
-        assert alive(found.pid) == [found.pid]
+        os.kill(found.pid, signal.SIGKILL)
+        handle = await site.client.start(isolated.digesting, "z")
+        other = (await handle.result(timeout=30)).pid
+        assert other != found.pid
+        assert (await handle.get()).nodes[0].failures == 0, "that it died while it was idle is nothing to a step"
+        assert alive(other) == [other]
         assert await site.verified() == []
-    assert alive(found.pid) == [], "a worker that leaves ends its processes"
+    assert alive(other) == [], "a worker that leaves ends its processes"
 
 
 async def test_no_more_processes_than_the_settings_say(database: str, namespace: str) -> None:
@@ -285,6 +293,46 @@ async def test_idle_processes_are_ended(monkeypatch: pytest.MonkeyPatch) -> None
     pool.release(third)
     await pool.close()
     assert pool.pids == alive(first.pid, second.pid, third.pid) == []
+
+
+SCRIPT = """
+import os, sys
+import anyio
+from composer import AsyncClient, Worker, step, workflow
+
+@step(isolation="process")
+def double(n: int) -> int:
+    assert os.getpid() != int(os.environ["MAIN_PID"])
+    return 2 * n
+
+@workflow
+def doubling(n: int) -> int:
+    return double(n)
+
+async def main():
+    os.environ["MAIN_PID"] = str(os.getpid())
+    async with Worker([doubling]) as worker, AsyncClient(store=worker.store) as client:
+        print("result", await (await client.start(doubling, 21)).result(timeout=60))
+
+"""
+
+
+async def run_script(folder: Path, database: str, namespace: str, end: str) -> str:
+    """What a script prints that is its own worker."""
+    file = folder / "script.py"
+    file.write_text(SCRIPT + end)
+    environment = {**os.environ, "COMPOSER_DATABASE_URL": database, "COMPOSER_NAMESPACE": namespace}
+    done = await anyio.run_process([sys.executable, str(file)], check=False, env=environment, stderr=subprocess.STDOUT)
+    return done.stdout.decode()
+
+
+async def test_a_script_that_is_its_own_worker_has_process_steps(database: str, namespace: str, tmp_path: Path) -> None:
+    """Steps of `__main__` are found in the script's file; one that starts its worker unguarded is told what to write."""
+    guarded = await run_script(tmp_path, database, namespace, 'if __name__ == "__main__":\n    anyio.run(main)\n')
+    assert "result 42" in guarded
+    told = await run_script(tmp_path, database, namespace, "anyio.run(main)\n")
+    assert 'put what starts it under `if __name__ == "__main__":`' in told
+    assert "RunFailed" in told
 
 
 def test_a_step_that_no_process_can_find_is_refused_where_it_is_defined() -> None:
