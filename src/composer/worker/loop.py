@@ -430,7 +430,8 @@ class WorkerLoop:
             if not self._reports:
                 await self._reported.wait(None)
                 continue
-            batch, self._reports = self._reports[:MOST_REPORTS], self._reports[MOST_REPORTS:]
+            batch: Sequence[tuple[Attempt, Report]] = self._reports[:MOST_REPORTS]
+            self._reports = self._reports[MOST_REPORTS:]
             self._committing = True
             try:
                 # A commit that was cut off in the middle would lose its reports. When the worker closes, its time is limited.
@@ -439,6 +440,7 @@ class WorkerLoop:
             finally:
                 self._committing = False
                 self._freed.ring()
+                batch = ()  # Until the next commit the results in it would stay in memory.
 
     async def _commit(self, batch: Sequence[tuple[Attempt, Report]]) -> None:
         granted: list[Node] = []
