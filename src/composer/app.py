@@ -206,7 +206,7 @@ class Worker:
 async def _opened(lifespan: Opener) -> AsyncGenerator[Any]:
     """What a lifespan yields, opened and closed with errors that say which it was."""
     name = f"{lifespan.name} of {lifespan.module}" if isinstance(lifespan, Lifespan) else repr(lifespan)
-    phase = "opening"
+    phase: str = "opening"
     try:
         async with lifespan() as resources:
             phase = "running"

@@ -6,12 +6,14 @@ import contextvars
 import ctypes
 import hashlib
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -149,6 +151,27 @@ def logs(text: str) -> str:
     return tenant.get()
 
 
+def squared(n: int) -> int:
+    """For a pool of processes."""
+    return n * n
+
+
+@step(isolation="process")
+def pooled(method: str) -> list[int]:
+    """Has processes of its own."""
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(method)) as pool:
+        return list(pool.map(squared, range(4)))
+
+
+@step(isolation="process")
+def orphans(text: str) -> str:
+    """Leaves a forked process behind and dies."""
+    if os.fork() == 0:
+        time.sleep(600)
+    os._exit(7)
+    return text
+
+
 @step
 async def plain(n: int) -> int:
     """Beside the others."""
@@ -207,6 +230,18 @@ def counting_on(n: int) -> list[int]:
 def logging_there(text: str) -> str:
     """Log records."""
     return logs(text)
+
+
+@workflow
+def pooled_flow(method: str) -> list[int]:
+    """Processes of a process."""
+    return pooled(method)
+
+
+@workflow
+def orphaning(text: str) -> str:
+    """A forked process."""
+    return orphans(text)
 
 
 @workflow

@@ -38,7 +38,7 @@ class Lifespan(Generic[T_co]):
         self.name: str = fn.__name__
         self.module: str = fn.__module__
         self.where = defined_at(fn)
-        self._open = asynccontextmanager(fn)
+        self._open = asynccontextmanager(fn)  # pyright: ignore[reportDeprecated]
 
     def __repr__(self) -> str:
         return f"<lifespan {self.name} of {self.module}>"
@@ -55,8 +55,9 @@ def lifespan(fn: Callable[[], AsyncIterator[T]], /) -> Lifespan[T]:
     step runs, and what follows the `yield` runs when the worker has drained, also after a failure.
     """
     where = defined_at(fn)
-    if isinstance(fn, Lifespan):
-        raise PlanTypeError(f"@lifespan on {fn.name}: it is one already", "One decorator is enough.", where)
+    given: Any = fn
+    if isinstance(given, Lifespan):
+        raise PlanTypeError(f"@lifespan on {given.name}: it is one already", "One decorator is enough.", where)
     if not inspect.isasyncgenfunction(fn):
         raise PlanTypeError(
             f"@lifespan takes an async generator function, not {_what(fn)}",
