@@ -205,19 +205,23 @@ class Worker:
 @asynccontextmanager
 async def _opened(lifespan: Opener) -> AsyncGenerator[Any]:
     """What a lifespan yields, opened and closed with errors that say which it was."""
-    name = f"{lifespan.name} of {lifespan.module}" if isinstance(lifespan, Lifespan) else repr(lifespan)
-    phase: str = "opening"
-    try:
-        async with lifespan() as resources:
-            phase = "running"
-            yield resources
-            phase = "closing"
-    except Exception as error:
-        if phase == "running":
-            raise
-        reason = f"{type(error).__name__}: {error}"
-        where = line_of(error) or (lifespan.where if isinstance(lifespan, Lifespan) else "")
-        raise LifespanError(name, phase, reason, where) from error
+    async with AsyncExitStack() as stack:
+        try:
+            resources = await stack.enter_async_context(lifespan())
+        except Exception as error:
+            raise _lifespan_failed(lifespan, "opening", error) from error
+        yield resources
+        try:
+            await stack.aclose()
+        except Exception as error:
+            raise _lifespan_failed(lifespan, "closing", error) from error
+
+
+def _lifespan_failed(lifespan: Opener, phase: str, error: Exception) -> LifespanError:
+    name, where = repr(lifespan), ""
+    if isinstance(lifespan, Lifespan):
+        name, where = f"{lifespan.name} of {lifespan.module}", lifespan.where
+    return LifespanError(name, phase, f"{type(error).__name__}: {error}", line_of(error) or where)
 
 
 def calm_collector() -> None:
