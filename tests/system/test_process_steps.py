@@ -16,6 +16,7 @@ import anyio
 import pytest
 
 from composer import AsyncClient, PlanError, RunCancelled, RunFailed, StepContext, Worker, around_step, step
+from composer.testing import run_workflow
 from composer.worker.incarnation import process_started
 from composer.worker.processes import ProcessPool
 from tests.system import isolated
@@ -61,6 +62,11 @@ async def test_a_process_computes_and_is_used_again(database: str, namespace: st
         assert alive(other) == [other]
         assert await site.verified() == []
     assert alive(other) == [], "a worker that leaves ends its processes"
+
+
+async def test_under_test_a_process_step_runs_in_this_process() -> None:
+    """run_workflow starts no process: the step runs in a thread, so that a debugger and coverage see it."""
+    assert (await run_workflow(isolated.digesting, "x")).value.pid == os.getpid()
 
 
 async def test_no_more_processes_than_the_settings_say(database: str, namespace: str) -> None:
