@@ -1,5 +1,6 @@
 """Composer: durable workflows for Python. Steps are functions, a workflow is a DAG drawn once, PostgreSQL is the truth."""
 
+from composer import _startup as _startup
 from composer.app import Worker
 from composer.client.async_client import AsyncClient, AsyncRunHandle, CancelResult, RetryResult
 from composer.client.client import Client, RunHandle
@@ -12,15 +13,18 @@ from composer.define.context import StepContext, step_context
 from composer.define.joins import either, maybe, settled, settled_each, zip_refs
 from composer.define.outcome import Outcome, StepError
 from composer.define.step import Step, step
+from composer.define.surroundings import AroundStep, Lifespan, around_step, lifespan
 from composer.define.values import build
 from composer.define.workflow import Workflow, workflow
 from composer.errors import (
     ComposerError,
     IdempotencyConflict,
+    LifespanError,
     NonRetryable,
     OutcomeError,
     PayloadError,
     PlanError,
+    ProcessStepError,
     ResultTimeout,
     RetryAfter,
     RunCancelled,
@@ -35,15 +39,19 @@ from composer.errors import (
     TransactionError,
     UnknownEvent,
 )
+from composer.observe.logging import StepLogFilter
 from composer.settings import Settings
 
 __all__ = [
+    "AroundStep",
     "AsyncClient",
     "AsyncRunHandle",
     "CancelResult",
     "Client",
     "ComposerError",
     "IdempotencyConflict",
+    "Lifespan",
+    "LifespanError",
     "MapProgress",
     "NodeView",
     "NonRetryable",
@@ -51,6 +59,7 @@ __all__ = [
     "OutcomeError",
     "PayloadError",
     "PlanError",
+    "ProcessStepError",
     "ResultTimeout",
     "Retry",
     "RetryAfter",
@@ -70,6 +79,7 @@ __all__ = [
     "StepCancelled",
     "StepContext",
     "StepError",
+    "StepLogFilter",
     "StoreUnavailable",
     "TransactionError",
     "UnknownEvent",
@@ -77,10 +87,12 @@ __all__ = [
     "Workflow",
     "all_of",
     "any_of",
+    "around_step",
     "build",
     "contains",
     "either",
     "is_none",
+    "lifespan",
     "maybe",
     "not_",
     "otherwise",

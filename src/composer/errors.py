@@ -7,6 +7,8 @@
     ├── PayloadError             a value does not fit its annotation, or its JSON would lose something
     ├── OutcomeError             Outcome.unwrap() of a node that has no value; says how it ended
     ├── SettingsError            a setting is missing, unreadable or contradicts another
+    │   └── ModuleError          a module to be served is missing, breaks while imported, or defines nothing
+    ├── LifespanError            the resources of a worker cannot be opened or closed
     ├── RunNotFound              no such run here
     ├── RunQuarantined           the run could not be decided and was taken aside; says why
     ├── RunEnded                 a signal that comes too late
@@ -25,7 +27,8 @@
     Exception
     ├── NonRetryable             a step's word: this failure is final
     ├── RetryAfter               a step's word: this failure may be retried after a delay
-    └── Snooze                   a step's word: not yet; try again later, at no cost
+    ├── Snooze                   a step's word: not yet; try again later, at no cost
+    └── ProcessStepError         what an @around_step sees of an exception in a process step
 
     BaseException
     └── StepCancelled            the run was stopped; raised inside a thread step where it checks
@@ -102,6 +105,45 @@ class SettingsError(ComposerError):
     """A setting is missing, cannot be read, or contradicts another one."""
 
     code = "settings-error"
+
+
+class ModuleError(SettingsError):
+    """A module that a worker shall serve is missing, breaks while it is imported, or defines nothing to serve.
+
+    `module` is its name, `tried` the folders that were searched.
+    """
+
+    code = "module-error"
+
+    def __init__(self, module: str, problem: str, advice: str = "", tried: tuple[str, ...] = ()) -> None:
+        super().__init__(module, problem, advice, tried)
+        self.module, self.problem, self.advice, self.tried = module, problem, advice, tried
+
+    def __str__(self) -> str:
+        return "\n  ".join(part for part in (self.problem, self.advice) if part)
+
+
+class LifespanError(ComposerError):
+    """The lifespan of a worker failed while `phase` "opening" or "closing"; its own exception is the cause.
+
+    `lifespan` names it. While it opens, no task has been taken yet; when it closes, all work is stored already.
+    """
+
+    code = "lifespan-failed"
+
+    def __init__(self, lifespan: str, phase: str, reason: str, where: str = "") -> None:
+        super().__init__(lifespan, phase, reason, where)
+        self.lifespan, self.phase, self.reason, self.where = lifespan, phase, reason, where
+
+    def __str__(self) -> str:
+        opening = self.phase == "opening"
+        told = "The worker has taken no task." if opening else "All steps had ended before; nothing of a run is lost."
+        lines = (
+            f"lifespan {self.lifespan} failed while {self.phase}: {self.reason}",
+            told,
+            self.where and f"at {self.where}",
+        )
+        return "\n  ".join(part for part in lines if part)
 
 
 class _AboutRun(ComposerError):
@@ -301,6 +343,20 @@ class Snooze(Exception):
     def __init__(self, delay: float | timedelta) -> None:
         super().__init__(delay)
         self.delay = delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
+
+
+class ProcessStepError(Exception):
+    """What an @around_step sees when a step raised in its own process: the text of the exception, not the object.
+
+    `type_name`, `message` and `traceback` are the original's. Raised on, the attempt fails as the original says.
+    """
+
+    def __init__(self, type_name: str, message: str, traceback: str = "") -> None:
+        super().__init__(type_name, message, traceback)
+        self.type_name, self.message, self.traceback = type_name, message, traceback
+
+    def __str__(self) -> str:
+        return f"{self.type_name}: {self.message}"
 
 
 class StepCancelled(BaseException):

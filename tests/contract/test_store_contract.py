@@ -983,6 +983,25 @@ async def test_leases_of_workers_that_are_gone_end_at_once(driver: Driver) -> No
     assert await driver.store.expire_leases_of_gone("h", "b", []) == []
 
 
+async def test_unknown_steps_are_those_that_wait_for_nobody(driver: Driver) -> None:
+    """Steps of ready tasks are named with their count and a run, unless the asker or a live worker knows them."""
+    runs = [await driver.start(a_plan({"lost": []}, workflow="x")) for _ in range(2)]
+    await driver.start()
+    unknown = driver.store.unknown_steps
+    both = await unknown(queues=["default"], steps=[])
+    assert [(each.step, each.tasks) for each in both] == [("a", 1), ("lost", 2)]
+    assert both[1].run_id in runs
+    assert [each.step for each in await unknown(queues=["default"], steps=["a"])] == ["lost"]
+    assert await unknown(queues=["other"], steps=[]) == []
+    other = WorkerRecord("w", "h", "b", 1, 1.0, ("default",), ("lost",))
+    await driver.store.register_worker(other, ttl=30.0)
+    assert await unknown(queues=["default"], steps=["a"]) == []
+    await driver.later(31)
+    assert [each.step for each in await unknown(queues=["default"], steps=["a"])] == ["lost"]
+    await driver.claim(10, steps={"a", "lost"})
+    assert await unknown(queues=["default"], steps=[]) == [], "a task that somebody runs waits for nobody"
+
+
 # -- the rest of what loops and people ask ---------------------------------------------------------------------
 
 

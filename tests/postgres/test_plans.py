@@ -226,6 +226,7 @@ async def test_plans_made_on_empty_tables_read_what_the_batch_holds(store: Expla
     await store.leased_to("w", ids)
     await store.next_due_in()
     await store.due_runs(BATCH)
+    await store.unknown_steps(queues=["default"], steps=["a"], limit=BATCH)
     check(store.plans, 5 * BATCH)
 
 

@@ -4,20 +4,25 @@
 What the types cannot see is refused while the workflow is built: tests/surface/test_define_workflows.py.
 """
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
+from typing import Any
 
 from composer import (
     AsyncClient,
     Client,
     Outcome,
+    StepContext,
+    Worker,
     all_of,
+    around_step,
     build,
     contains,
     either,
     is_none,
+    lifespan,
     maybe,
     not_,
     otherwise,
@@ -323,3 +328,29 @@ async def clients(client: Client, other: AsyncClient, order: Order) -> None:
     await run_workflow(wires, 3)  # E: mypy pyright
     (await run_workflow(wires, order)).value.sku  # E: mypy pyright
     await run_workflow(wires, order, replace={"charge": charge.fn})  # E: mypy pyright
+
+
+# -- what stands around steps
+
+
+@lifespan  # E: mypy pyright
+async def coroutine() -> int:
+    return 1
+
+
+@lifespan  # E: mypy pyright
+async def needs(url: str) -> AsyncIterator[int]:
+    yield 1
+
+
+@around_step  # E: mypy pyright
+def plain(ctx: StepContext, call: Callable[[], Awaitable[Any]]) -> None: ...
+
+
+@around_step  # E: mypy pyright
+async def too_few(ctx: StepContext) -> Any: ...
+
+
+step(isolation="proces")  # E: mypy pyright
+Worker([wires], lifespan=wires)  # E: mypy pyright
+Worker([wires], around=[charge])  # E: mypy pyright

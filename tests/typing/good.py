@@ -1,26 +1,32 @@
 # pyright: strict
 """Correct uses of the define layer: neither checker has anything to say about this file."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import assert_type
+from typing import Any, assert_type
 
 from pydantic import BaseModel
 
 from composer import (
+    AroundStep,
     AsyncClient,
     AsyncRunHandle,
     Client,
+    Lifespan,
     Outcome,
     RunHandle,
+    Worker,
     all_of,
     any_of,
+    around_step,
     build,
     contains,
     either,
     is_none,
+    lifespan,
     maybe,
     not_,
     otherwise,
@@ -266,3 +272,42 @@ async def with_an_async_client(client: AsyncClient, order: Order) -> None:
 
 async def fake_charge(order: Order) -> Receipt:
     return Receipt(order.total, "fake")
+
+
+# -- what stands around steps
+
+
+@lifespan
+async def resources() -> AsyncIterator[Receipt]:
+    yield Receipt(Decimal(1), "x")
+
+
+@asynccontextmanager
+async def own() -> AsyncGenerator[int]:
+    yield 1
+
+
+@around_step
+async def tenants(ctx: StepContext, call: Callable[[], Awaitable[Any]]) -> Any:
+    assert_type(ctx.run_id, str)
+    return await call()
+
+
+@step(isolation="process", timeout="1m")
+def compute(number: int) -> int:
+    receipt: Receipt = step_context().resources
+    return number + int(receipt.amount)
+
+
+assert_type(resources, Lifespan[Receipt])
+assert_type(tenants, AroundStep)
+three: SyncStep[[int], int] = compute
+
+
+async def with_a_worker(order: Order) -> None:
+    assert_type(resources(), AbstractAsyncContextManager[Receipt])
+    async with resources() as opened, Worker([fulfil], lifespan=resources, around=[tenants]) as worker:
+        assert_type(opened, Receipt)
+        assert_type(worker.drain(), None)
+    Worker([fulfil], lifespan=own, processes=2)
+    await run_workflow(fulfil, order, resources=opened, around=[tenants])

@@ -12,7 +12,7 @@ import typer
 
 from composer.app import migrate as migrate_schema
 from composer.cli import examine, serve
-from composer.errors import ComposerError, StoreUnavailable
+from composer.errors import ComposerError, SettingsError, StoreUnavailable
 from composer.settings import read_settings
 
 
@@ -25,7 +25,7 @@ def _told(command: Callable[..., None]) -> Callable[..., None]:
             command(*args, **kwargs)
         except ComposerError as error:
             typer.echo(f"composer: {error}", err=True)
-            sys.exit(3 if isinstance(error, StoreUnavailable) else 1)
+            sys.exit(3 if isinstance(error, StoreUnavailable) else 2 if isinstance(error, SettingsError) else 1)
 
     return wrapped
 

@@ -38,6 +38,8 @@ class FailureKind(StrEnum):
     PAYLOAD = "payload"
     CONDITION = "condition"
     """No attempt of a step: a condition of the workflow could not be evaluated."""
+    PROCESS_DIED = "process-died"
+    """The process of a step with isolation="process" ended before the step did."""
 
 
 @dataclass(frozen=True, slots=True)

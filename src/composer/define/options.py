@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -35,6 +37,8 @@ class StepOptions(TypedDict, total=False):
     compensate_on       whether its undo runs only if it "completed", or as soon as it "started"
     max_concurrency     of a map: how many of its items may run at once; None is no limit
     tolerate            of a map: how many items may fail before the node does: a number, or a share of all ("5%")
+    isolation           "thread", or "process": in a process of its own, which its timeout and a cancel kill; for plain
+                        functions, @step only, as it is a property of the code and no part of a plan
     """
 
     name: str
@@ -48,6 +52,7 @@ class StepOptions(TypedDict, total=False):
     compensate_on: Literal["completed", "started"]
     max_concurrency: int | None
     tolerate: int | str
+    isolation: Literal["thread", "process"]
 
 
 class WorkflowOptions(TypedDict, total=False):
@@ -85,6 +90,36 @@ def node_options(base: NodeOptions, changes: Mapping[str, Any], *, step: str, wh
         _known(name, _STEP, f"step {step}", where)
         made[name] = _checked(name, value, f"step {step}: {name}={value!r}", where)
     return replace(base, **made)
+
+
+def checked_isolation(options: Mapping[str, Any], fn: Any, *, step: str, where: str) -> Literal["thread", "process"]:
+    """The step's isolation. Raises PlanError for a function that no other process could run."""
+    value = options.get("isolation", "thread")
+    if "isolation" not in options or value == "thread":
+        return "thread"
+    what = f"step {step}: isolation={value!r}"
+    if value != "process":
+        raise PlanError(what, "'thread' or 'process'.", where)
+    if inspect.iscoroutinefunction(fn):
+        raise PlanError(
+            f"{what} on an `async def`",
+            "A process step computes: write a plain `def`. What waits for others belongs on the event loop.",
+            where,
+        )
+    if "<locals>" in fn.__qualname__:
+        raise PlanError(
+            f"{what} on {fn.__qualname__}, a function inside another one",
+            "Its process finds it by module and name: make it a module-level function.",
+            where,
+        )
+    main = sys.modules.get("__main__")
+    if fn.__module__ == "__main__" and getattr(main, "__spec__", None) is None and not hasattr(main, "__file__"):
+        raise PlanError(
+            f"{what} in a notebook or an interactive session",
+            "Its process imports the step from a file: write it into a module and import it here.",
+            where,
+        )
+    return "process"
 
 
 def workflow_options(options: Mapping[str, Any], *, workflow: str, where: str) -> dict[str, Any]:

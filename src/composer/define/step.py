@@ -15,7 +15,7 @@ from composer.core.retries import Retry
 from composer.define import shapes
 from composer.define.build import current
 from composer.define.declaration import Declaration, checked_name, declare, resolved
-from composer.define.options import FOR_MAPS, StepOptions, node_options
+from composer.define.options import FOR_MAPS, StepOptions, checked_isolation, node_options
 from composer.define.payloads import Arguments, codec
 from composer.define.refs import Ref
 from composer.define.source import defined_at, user_line
@@ -54,6 +54,8 @@ class Step(Generic[P, R_co]):
     """
 
     is_async = False
+    isolation: Literal["thread", "process"] = "thread"
+    """Where a plain function runs."""
 
     def __init__(self, declaration: Declaration, policy: NodeOptions) -> None:
         functools.update_wrapper(self, declaration.fn, updated=())
@@ -179,6 +181,12 @@ class Step(Generic[P, R_co]):
             raise PlanError(
                 f"step {self.name}: .options() does not take `name`, which workers know the step by",
                 f"To name the node: {self.name}.named({changes['name']!r}). To name the step: @step(name=...).",
+                where,
+            )
+        if "isolation" in changes:
+            raise PlanError(
+                f"step {self.name}: .options() does not take `isolation`, which belongs to the code and not to a node",
+                "Give it where the step is defined: @step(isolation=...).",
                 where,
             )
         policy = node_options(self.policy, changes, step=self.name, where=where)
@@ -319,7 +327,7 @@ class AsyncStep(Step[P, R_co]):
 
 
 class SyncStep(Step[P, R_co]):
-    """A step of a plain `def`; it runs in a thread."""
+    """A step of a plain `def`; it runs in a thread, or in a process of its own."""
 
     @property
     def fn(self) -> Callable[P, R_co]:
@@ -352,8 +360,11 @@ def step(fn: Any = None, /, **options: Any) -> Any:
 
     def decorate(fn: Any) -> Any:
         declaration = declare(fn, "step", options.get("name"))
-        changes = {name: value for name, value in options.items() if name != "name"}
+        isolation = checked_isolation(options, fn, step=declaration.name, where=line)
+        changes = {name: value for name, value in options.items() if name not in ("name", "isolation")}
         policy = node_options(NodeOptions(), changes, step=declaration.name, where=line)
-        return (AsyncStep if inspect.iscoroutinefunction(fn) else SyncStep)(declaration, policy)
+        made: Step[..., Any] = (AsyncStep if inspect.iscoroutinefunction(fn) else SyncStep)(declaration, policy)
+        made.isolation = isolation
+        return made
 
     return decorate if fn is None else decorate(fn)

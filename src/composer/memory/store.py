@@ -45,6 +45,7 @@ from composer.ports.store import (
     StartAnswer,
     StoredValues,
     TaskRecord,
+    UnknownStep,
     Verdict,
     WorkerRecord,
 )
@@ -144,6 +145,7 @@ class MemoryStore:
         self._count = 0
         self._last_id = 0
         self._workers: dict[str, WorkerRecord] = {}
+        self._workers_until: dict[str, datetime] = {}
 
     async def open(self) -> None:
         """Nothing to connect to."""
@@ -847,10 +849,25 @@ class MemoryStore:
     async def register_worker(self, worker: WorkerRecord, *, ttl: float) -> None:
         """Remembers the worker."""
         self._workers[worker.worker_id] = worker
+        self._workers_until[worker.worker_id] = self._clock.now() + timedelta(seconds=ttl)
 
     async def forget_worker(self, worker_id: str) -> None:
         """Forgets the worker."""
         self._workers.pop(worker_id, None)
+
+    async def unknown_steps(
+        self, *, queues: Sequence[str], steps: Collection[str], limit: int = 10_000
+    ) -> list[UnknownStep]:
+        """Steps that wait and that nobody knows."""
+        now = self._clock.now()
+        alive = [worker for worker in self._workers.values() if self._workers_until[worker.worker_id] > now]
+        known = {*steps, *(step for worker in alive for step in worker.steps)}
+        waiting: dict[str, list[str]] = {}
+        for run_id, node, item in sorted(self._outbox, key=self._outbox.__getitem__):
+            task = self._runs[run_id].tasks[node, item]
+            if task.queue in queues and task.step not in known:
+                waiting.setdefault(task.step, []).append(run_id)
+        return [UnknownStep(step, len(runs), runs[0]) for step, runs in sorted(waiting.items())]
 
     async def expire_leases_of_gone(self, host: str, boot_id: str, alive: Collection[tuple[int, float]]) -> list[str]:
         """Ends at once the leases of registered workers that are gone."""

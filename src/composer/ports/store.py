@@ -350,6 +350,17 @@ class Borrowed(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class UnknownStep:
+    """A step that tasks wait for and nobody knows."""
+
+    step: str
+    tasks: int
+    """How many wait."""
+    run_id: str
+    """One of their runs."""
+
+
 class Store(Protocol):
     """The runs of one namespace. See the module's docstring for the rules."""
 
@@ -512,6 +523,15 @@ class Store(Protocol):
 
     async def forget_worker(self, worker_id: str) -> None:
         """Says that this incarnation has ended."""
+        ...
+
+    async def unknown_steps(
+        self, *, queues: Sequence[str], steps: Collection[str], limit: int = 10_000
+    ) -> list[UnknownStep]:
+        """Steps that ready tasks of these queues wait for, and that are neither in `steps` nor known to a live worker.
+
+        By name. Looks at the `limit` tasks of each queue that are next to be claimed. Takes no locks.
+        """
         ...
 
     async def expire_leases_of_gone(self, host: str, boot_id: str, alive: Collection[tuple[int, float]]) -> list[str]:

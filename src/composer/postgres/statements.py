@@ -36,6 +36,7 @@ class Statements:
     due_runs: str
     next_due: str
     repair_outbox: str
+    unknown_steps: str
 
 
 @cache

@@ -41,6 +41,7 @@ from composer.ports.store import (
     RunRecord,
     StartAnswer,
     StoredValues,
+    UnknownStep,
     Verdict,
     WorkerRecord,
 )
@@ -635,6 +636,20 @@ class PostgresStore:
             f"with s as (delete from {s}.sleepers where namespace = $1 and id = $2) delete from {s}.workers where namespace = $1 and id = $2",
             self.namespace, worker_id,
         )  # fmt: skip
+
+    async def unknown_steps(
+        self, *, queues: Sequence[str], steps: Collection[str], limit: int = 10_000
+    ) -> list[UnknownStep]:
+        """Steps that wait and that nobody knows."""
+        rows = await self._fetch(
+            "looking for steps that nobody knows",
+            self._sql.unknown_steps,
+            self.namespace,
+            list(queues),
+            list(steps),
+            limit,
+        )
+        return [UnknownStep(row["step"], row["tasks"], str(row["run_id"])) for row in rows]
 
     async def expire_leases_of_gone(self, host: str, boot_id: str, alive: Collection[tuple[int, float]]) -> list[str]:
         """Ends at once the leases of registered workers of this host that are gone."""

@@ -25,13 +25,16 @@ from composer.coordinator.timers import fire_due
 from composer.core.durations import seconds
 from composer.core.events import Report, Signalled
 from composer.core.states import RunStatus
+from composer.define.context import NO_LIFESPAN
 from composer.define.step import Step
+from composer.define.surroundings import Around
 from composer.define.workflow import Startable, Workflow
 from composer.errors import ComposerError
 from composer.memory.store import MemoryStore
 from composer.ports.store import ClaimedTask, HistoryRow
 from composer.testing.clock import VirtualClock
 from composer.worker.attempt import Attempt
+from composer.worker.processes import ProcessPool
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -109,14 +112,18 @@ async def run_workflow(
     crash_after: int | None = None,
     clock: VirtualClock | None = None,
     signals: Mapping[str, Any] | None = None,
+    resources: Any = NO_LIFESPAN,
+    around: Sequence[Around] = (),
 ) -> WorkflowResult[R]:
     """Runs a workflow to its end, in memory, on a virtual clock.
 
     `replace` gives steps other bodies (same parameters; plain or async). `crash` names a step whose worker dies with
     the first body of it, or with the first n: after the body has run, before its result is stored. `crash_after=n`
     kills the worker right after the nth transition of the run. `signals` are payloads by event, sent right after the start
-    or, with Later(delay, payload), some time after it; a list sends several. Raises PayloadError, UnknownEvent for signals
-    the workflow does not wait for, WorkflowStuck when the run can never end.
+    or, with Later(delay, payload), some time after it; a list sends several. `resources` is what steps find in
+    step_context().resources, `around` what stands around each attempt, as @around_step does in a worker. Steps with
+    isolation="process" run in threads here. Raises PayloadError, UnknownEvent for signals the workflow does not wait for,
+    WorkflowStuck when the run can never end.
     """
     flow: Workflow[..., R] = checked_workflow(workflow)
     crashes = dict(crash) if isinstance(crash, Mapping) else {crash: 1} if crash is not None else {}
@@ -128,6 +135,7 @@ async def run_workflow(
         clock or VirtualClock(),
         signals or {},
     )
+    driver.resources, driver.around = resources, around
     return await driver.run(args)
 
 
@@ -137,23 +145,33 @@ async def crash_everywhere(
     *args: Unpack[Ts],
     replace: Mapping[Step[..., Any], Callable[..., Any]] | None = None,
     signals: Mapping[str, Any] | None = None,
+    resources: Any = NO_LIFESPAN,
+    around: Sequence[Around] = (),
 ) -> list[WorkflowResult[R]]:
     """The run without a crash first, then once more for each of its transitions, with the worker killed right after it."""
-    calm = await run_workflow(workflow, *args, replace=replace, signals=signals)
+
+    async def run(crash_after: int | None) -> WorkflowResult[R]:
+        return await run_workflow(
+            workflow,
+            *args,
+            replace=replace,
+            crash_after=crash_after,
+            resources=resources,
+            around=around,
+            signals=signals,
+        )
+
+    calm = await run(None)
     transitions = calm.run.has_ended and len(calm.history)
-    return [
-        calm,
-        *[
-            await run_workflow(workflow, *args, replace=replace, signals=signals, crash_after=n)
-            for n in range(1, int(transitions))
-        ],
-    ]
+    return [calm, *[await run(n) for n in range(1, int(transitions))]]
 
 
 class _Driver:
     """Worker and coordinator of one run."""
 
-    resources: Any = None
+    resources: Any
+    around: Sequence[Around]
+    processes: ProcessPool | None = None
     closing = False
 
     def __init__(
