@@ -28,6 +28,7 @@ from composer.ports.store import (
     AuditedRun,
     Beat,
     Borrowed,
+    BegunTask,
     ClaimedTask,
     CommitAnswer,
     CommitAnswers,
@@ -36,11 +37,16 @@ from composer.ports.store import (
     HistoryRow,
     ItemAnswer,
     ItemCommit,
+    ListedRun,
     MapPage,
     NewRun,
+    Presence,
     Renewal,
+    RunChanges,
     RunCommit,
     RunHead,
+    RunPage,
+    RunQuery,
     RunRecord,
     StartAnswer,
     StoredValues,
@@ -375,6 +381,7 @@ class MemoryStore:
         )
         now = self._clock.now()
         run.snapshot, run.updated_at, run.plan_id = made.run, now, commit.plan_id
+        self.wakeups.run_changed(run_id)
         run.finished_at = now if made.ends_run else None
         if made.restarts:
             self.wakeups.run_reopened(run_id)
@@ -514,6 +521,7 @@ class MemoryStore:
         run.snapshot = replace(run.snapshot, version=run.snapshot.version + 1)
         run.updated_at = self._clock.now()
         run.history.append(HistoryRow(run.snapshot.version, run.updated_at, changes))
+        self.wakeups.run_changed(run.new.run_id)
 
     async def expand_map(self, page: MapPage) -> tuple[bool, MapCounts | None]:
         """Stores the page if it is the map's next one."""
@@ -820,6 +828,55 @@ class MemoryStore:
             maps={node: each.counts for node, each in sorted(run.maps.items())},
         )
 
+    async def list_runs(self, query: RunQuery, after: str | None, limit: int) -> RunPage:
+        """The next runs behind `after`."""
+        led = [
+            run_id
+            for run_id in sorted(self._runs, reverse=query.newest_first)
+            if (run := self._runs[run_id])
+            and query.workflow in (None, run.new.workflow)
+            and (not query.statuses or run.snapshot.status in query.statuses)
+            and (after is None or (run_id < after if query.newest_first else run_id > after))
+        ]
+        page = led[:limit]
+        runs = [self._listed(run_id) for run_id in page if self._fits(self._runs[run_id], query)]
+        return RunPage(runs, page[-1] if len(page) == limit else None)
+
+    @staticmethod
+    def _fits(run: _Run, query: RunQuery) -> bool:
+        error: dict[str, Any] = {}
+        if query.error_code is not None and run.snapshot.status in (RunStatus.FAILED, RunStatus.CANCELLED):
+            error = json.loads(run.error or "{}")
+        return (
+            query.tags.items() <= run.new.tags.items()
+            and query.error_code in (None, error.get("code"), error.get("kind"))
+            and (query.since is None or run.created_at >= query.since)
+            and (query.until is None or run.created_at < query.until)
+        )
+
+    def _listed(self, run_id: str) -> ListedRun:
+        run = self._runs[run_id]
+        has_error = run.snapshot.status in (RunStatus.FAILED, RunStatus.CANCELLED)
+        return ListedRun(
+            self._head(run_id, run), run.new.workflow, dict(run.new.tags), run.quarantine, run.created_at, run.finished_at,
+            run.error if has_error else None,
+        )  # fmt: skip
+
+    async def changes(self, run_id: str, after_version: int, limit: int) -> RunChanges | None:
+        """A run and its transitions above a version."""
+        run = self._runs.get(run_id)
+        if run is None:
+            return None
+        begun = [
+            BegunTask(
+                task.node, task.attempt, task.delivery, task.state is TaskState.CANCELLED, task.owner, task.started_at
+            )
+            for task in run.tasks.values()
+            if task.item < 0 and task.state in (TaskState.LEASED, TaskState.CANCELLED) and task.started_at is not None
+        ]
+        history = [row for row in run.history if row.version > after_version][:limit]
+        return RunChanges(self._head(run_id, run), history, sorted(begun, key=lambda each: each.node))
+
     async def audit(self, after: str | None, limit: int) -> list[AuditedRun]:
         """Runs with all there is of them."""
         found: list[AuditedRun] = []
@@ -850,6 +907,10 @@ class MemoryStore:
         """Remembers the worker."""
         self._workers[worker.worker_id] = worker
         self._workers_until[worker.worker_id] = self._clock.now() + timedelta(seconds=ttl)
+
+    async def presence(self) -> Presence:
+        """The workers of this process."""
+        return Presence(self._clock.now(), [self._workers[name] for name in sorted(self._workers)])
 
     async def forget_worker(self, worker_id: str) -> None:
         """Forgets the worker."""

@@ -26,6 +26,7 @@ from composer.core.events import Delivery, MapCounts, StoredSignal
 from composer.core.items import ItemChange
 from composer.core.plan import Node, Plan
 from composer.core.snapshot import Snapshot
+from composer.core.states import RunStatus
 from composer.core.transition import Transition
 from composer.ports.wakeups import RunEnd, Wakeups
 
@@ -290,6 +291,75 @@ class HistoryRow:
 
 
 @dataclass(frozen=True, slots=True)
+class RunQuery:
+    """Which runs to list. None and empty ask for nothing in particular."""
+
+    workflow: str | None = None
+    statuses: frozenset[RunStatus] = frozenset()
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    """All of them, with these values."""
+    error_code: str | None = None
+    """What the run's error has as `code`, or as `kind` where a node failed."""
+    since: datetime | None = None
+    """Created at or after."""
+    until: datetime | None = None
+    """Created before."""
+    newest_first: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """A run's own row, for lists: no payloads. `error` is there for failed and cancelled runs."""
+
+    head: RunHead
+    workflow: str
+    tags: Mapping[str, str]
+    quarantine: str | None
+    created_at: datetime
+    finished_at: datetime | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunPage:
+    """Runs of one page, in order; `reached` is where the next one begins, None after the last."""
+
+    runs: Sequence[ListedRun]
+    reached: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BegunTask:
+    """A body that was begun and of which no transition tells the end: it runs, or its run was stopped."""
+
+    node: int
+    attempt: int
+    delivery: int
+    is_stopped: bool
+    worker: str | None
+    """None once it was stopped."""
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RunChanges:
+    """A run at one instant, and the transitions that led there."""
+
+    head: RunHead
+    history: Sequence[HistoryRow]
+    begun: Sequence[BegunTask]
+    """Of nodes, not of map items."""
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """Who lives, at a moment of the store's."""
+
+    at: datetime
+    workers: Sequence[WorkerRecord]
+
+
+@dataclass(frozen=True, slots=True)
 class AuditedRun:
     """A run with all its tasks (map items too), its whole history, and its hand-outs."""
 
@@ -505,6 +575,18 @@ class Store(Protocol):
         """Every transition of the run, in version order."""
         ...
 
+    async def list_runs(self, query: RunQuery, after: str | None, limit: int) -> RunPage:
+        """The next runs behind `after`, by id, which is the order of their creation.
+
+        Workflow and status lead the way; among the runs they leave, it looks at `limit` for those that fit the rest, so
+        that a page may hold fewer, or none, and still not be the last. Takes no locks.
+        """
+        ...
+
+    async def changes(self, run_id: str, after_version: int, limit: int) -> RunChanges | None:
+        """A run with up to `limit` transitions above a version, oldest first, read at one instant; None when there is no such run."""
+        ...
+
     async def audit(self, after: str | None, limit: int) -> list[AuditedRun]:
         """Up to `limit` runs with ids above `after`, by id, each with all there is of it, read at one instant."""
         ...
@@ -519,6 +601,10 @@ class Store(Protocol):
 
     async def register_worker(self, worker: WorkerRecord, *, ttl: float) -> None:
         """Says that this incarnation lives, and what it serves, for `ttl` seconds."""
+        ...
+
+    async def presence(self) -> Presence:
+        """Workers that said they live and have not been silent for longer than they promised."""
         ...
 
     async def forget_worker(self, worker_id: str) -> None:

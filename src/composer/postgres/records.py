@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from composer.core.events import MapCounts
 from composer.core.snapshot import Snapshot
-from composer.ports.store import AuditedRun, HistoryRow, RunHead, RunRecord, TaskRecord
+from composer.ports.store import (
+    AuditedRun,
+    BegunTask,
+    HistoryRow,
+    ListedRun,
+    RunChanges,
+    RunHead,
+    RunRecord,
+    TaskRecord,
+)
 
 
 def head_of(row: Any, run_id: Any) -> RunHead:
@@ -33,6 +43,36 @@ def run_record(rows: Sequence[Any]) -> RunRecord:
     maps = {row["node"]: row for row in rows if row["total"] is not None}
     counts = {node: map_counts({**row, "error": row["map_error"]}) for node, row in maps.items()}
     return _record(rows[0], [row for row in rows if row["node"] is not None], counts)
+
+
+def listed_run(row: Any) -> ListedRun:
+    """One row of list_runs.sql that has a run."""
+    return ListedRun(
+        head_of(row, row["id"]), row["workflow"], json.loads(row["tags"]), row["quarantine"], row["created_at"],
+        row["finished_at"], row["error"],
+    )  # fmt: skip
+
+
+def error_pattern(code: str) -> str:
+    """What list_runs.sql looks for in the text of an error. A cast to JSON would fail for an error with a NUL in it.
+
+    No text inside the JSON can look like it: quotes are escaped there.
+    """
+    return rf'"(code|kind)": ?{re.escape(json.dumps(code))}'
+
+
+def run_changes(rows: Sequence[Any]) -> RunChanges:
+    """A run's transitions, of the rows of changes.sql."""
+    history = [
+        HistoryRow(row["at_version"], row["at"], json.loads(row["changes"]))
+        for row in rows
+        if row["at_version"] is not None
+    ]
+    begun = [
+        BegunTask(node, attempt, delivery, stopped, worker, datetime.fromisoformat(at))
+        for node, attempt, delivery, stopped, worker, at in json.loads(rows[0]["begun"] or "[]")
+    ]
+    return RunChanges(head_of(rows[0], rows[0]["id"]), history, begun)
 
 
 def audited_run(row: Any) -> AuditedRun:

@@ -30,6 +30,8 @@ class Statements:
     load_values: str
     run_ends: str
     get_run: str
+    list_runs: str
+    changes: str
     audit: str
     expired: str
     move_due: str

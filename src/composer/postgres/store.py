@@ -21,6 +21,7 @@ import asyncpg
 from composer.core.events import Delivery, MapCounts, StoredSignal
 from composer.core.plan import Node, Plan, node_read, plan_from_text
 from composer.core.snapshot import Snapshot
+from composer.core.states import RunStatus
 from composer.ports.store import (
     AuditedRun,
     Beat,
@@ -35,9 +36,13 @@ from composer.ports.store import (
     ItemCommit,
     MapPage,
     NewRun,
+    Presence,
     Renewal,
+    RunChanges,
     RunCommit,
     RunHead,
+    RunPage,
+    RunQuery,
     RunRecord,
     StartAnswer,
     StoredValues,
@@ -56,11 +61,19 @@ from composer.postgres.encode import (
     encode_steps,
 )
 from composer.postgres.errors import AGAIN_AT_ONCE, mapped
-from composer.postgres.ids import RunIds
+from composer.postgres.ids import RunIds, id_bounds
 from composer.postgres.listen import Listener
 from composer.postgres.migrate import check_schema, migrate
 from composer.postgres.partitions import make_partitions
-from composer.postgres.records import audited_run, head_of, map_counts, run_record
+from composer.postgres.records import (
+    audited_run,
+    error_pattern,
+    head_of,
+    listed_run,
+    map_counts,
+    run_changes,
+    run_record,
+)
 from composer.postgres.statements import statements
 from composer.postgres.within import WHICH_DATABASE, BorrowedConnection, link_to
 
@@ -370,6 +383,7 @@ class PostgresStore:
             at = row["at"]
             made = commit.transition
             if row["won"]:
+                self.wakeups.run_changed(commit.run_id)
                 leased = commit.leased if handed_over else _NOBODY
                 found[commit.run_id] = CommitAnswer(commit.run_id, Verdict.WON, leased=leased)
                 if len(leased) < len(made.starts):
@@ -415,6 +429,7 @@ class PostgresStore:
         answers: list[ItemAnswer | None] = []
         timer = False
         for commit in commits:
+            self.wakeups.run_changed(commit.run_id)
             found = by_run.get(commit.run_id)
             if found is None:
                 answers.append(None)
@@ -597,6 +612,24 @@ class PostgresStore:
         rows = await self._fetch("reading a run", self._sql.get_run, self.namespace, run_id)
         return run_record(rows) if rows else None
 
+    async def list_runs(self, query: RunQuery, after: str | None, limit: int) -> RunPage:
+        """The next runs behind `after`."""
+        lowest, highest = id_bounds(query.since, query.until)
+        if after is not None:
+            lowest, highest = (lowest, min(highest, after)) if query.newest_first else (max(lowest, after), highest)
+        rows = await self._fetch(
+            "listing runs", self._sql.list_runs, self.namespace, query.workflow, sorted(query.statuses or RunStatus),
+            query.newest_first, lowest, highest, limit, json.dumps(dict(query.tags)) if query.tags else None,
+            query.error_code and error_pattern(query.error_code), query.since, query.until,
+        )  # fmt: skip
+        reached = str(rows[0]["reached"]) if rows[0]["looked"] == limit else None
+        return RunPage([listed_run(row) for row in rows if row["id"] is not None], reached)
+
+    async def changes(self, run_id: str, after_version: int, limit: int) -> RunChanges | None:
+        """A run and its transitions above a version, in one statement: one instant."""
+        rows = await self._fetch("following a run", self._sql.changes, self.namespace, run_id, after_version, limit)
+        return run_changes(rows) if rows else None
+
     async def audit(self, after: str | None, limit: int) -> list[AuditedRun]:
         """Runs with all there is of them, in one statement: one instant."""
         rows = await self._fetch("auditing runs", self._sql.audit, self.namespace, after or _FIRST_ID, limit)
@@ -627,6 +660,23 @@ class PostgresStore:
             self.namespace, worker.worker_id, worker.host, worker.boot_id, worker.pid, worker.started_at, list(worker.queues),
             list(worker.steps), ttl,
         )  # fmt: skip
+
+    async def presence(self) -> Presence:
+        """Workers whose registrations have not lapsed."""
+        rows = await self._fetch(
+            "looking for workers",
+            "select clock_timestamp() as at, w.* from (select 1) one left join (select id, host, boot_id, pid, started_at, queues, steps "
+            f"from {self._schema}.workers where namespace = $1 and expires_at > clock_timestamp() order by id) w on true",
+            self.namespace,
+        )  # fmt: skip
+        found = [
+            WorkerRecord(
+                row["id"], row["host"], row["boot_id"], row["pid"], row["started_at"], row["queues"], row["steps"]
+            )
+            for row in rows
+            if row["id"] is not None
+        ]
+        return Presence(rows[0]["at"], found)
 
     async def forget_worker(self, worker_id: str) -> None:
         """Says that this incarnation has ended."""

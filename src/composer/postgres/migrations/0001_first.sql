@@ -52,7 +52,10 @@ create table composer.runs (
 create index runs_open on composer.runs (created_at, id, namespace) where status in ('scheduled', 'running', 'compensating');
 create index runs_deadline on composer.runs (deadline_at) where status = 'running' and deadline_at is not null;
 create index runs_starts on composer.runs (starts_at) where status = 'scheduled';
-create index runs_workflow on composer.runs (workflow, namespace, id);
+-- For lists. HOT updates stay: a transition that leaves the status as it is touches no indexed column, and one that changes it
+-- could not be HOT anyway, since predicates above name the status too.
+create index runs_status on composer.runs (status, namespace, id);
+create index runs_workflow on composer.runs (workflow, namespace, status, id);
 
 -- One row a task: a node's work in a run, or an item of a map (item >= 0). Node -1 is the run: its input, output, error.
 create table composer.tasks (
