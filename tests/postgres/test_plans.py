@@ -323,6 +323,48 @@ async def test_items_read_what_the_batch_holds(store: ExplainingStore) -> None:
     assert due.node == 1
 
 
+SMALL = """
+insert into composer.runs (namespace, id, workflow, plan, status, version, letters, finished_at)
+select 'n', ('01600000-0000-7000-8000-' || lpad(to_hex(i), 12, '0'))::uuid, 'flow', 1, 'completed', 11, 'CCCCCCCCCC', now()
+  from generate_series(1, 250) i
+"""
+ASLEEP = """
+insert into composer.runs (namespace, id, workflow, plan, status, version, letters)
+select 'n', ('01610000-0000-7000-8000-' || lpad(to_hex(i), 12, '0'))::uuid, 'flow', 1, 'running', 1, 'W' from generate_series(1, 20000) i
+"""
+WAITING = """
+insert into composer.tasks (namespace, run_id, node, state, wake_at)
+select 'n', id, 0, 'waiting', now() + interval '30 d' from composer.runs where letters = 'W'
+"""
+
+
+async def test_plans_made_on_small_tables_hold_for_many_sleeping_runs(each_server: Server) -> None:
+    """With plans made when there were a few finished runs, looking for the next timer does not read twenty thousand runs that sleep."""
+    url = each_server.database()
+    connection = await asyncpg.connect(url, server_settings={**SESSION, "application_name": "composer"})
+    try:
+        for table in ("runs", "tasks"):
+            await connection.execute(f"alter table composer.{table} set (autovacuum_enabled = off)")
+        await connection.execute(SMALL)
+        await connection.execute("analyze composer.runs")
+        await connection.execute("analyze composer.tasks")
+        store = ExplainingStore(connection, "n")
+        await store.freeze()
+        await connection.execute(ASLEEP)
+        await connection.execute(WAITING)
+        due_in = await store.next_due_in()
+        assert due_in is not None
+        assert due_in > 29 * 86_400
+        assert await store.take_due_waits(BATCH, 10.0) == []
+        assert await store.due_runs(BATCH) == []
+        assert await store.move_due_tasks(BATCH) == 0
+        assert await store.expired_tasks(BATCH) == []
+        check(store.plans, 2 * BATCH)
+    finally:
+        await connection.close()
+        each_server.drop(url)
+
+
 async def test_plans_are_generic_and_a_scan_would_be_found(store: ExplainingStore) -> None:
     """No plan was made for particular values, and a statement that reads a table whole fails the check."""
     await store.load_heads(await store.mint_run_ids(3))
