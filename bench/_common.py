@@ -49,7 +49,7 @@ def _work(settings: Settings) -> None:
 @asynccontextmanager
 async def workers(args: argparse.Namespace) -> AsyncIterator[Settings]:
     """Settings of a durable database at which the asked number of other worker processes work."""
-    with tempfile.TemporaryDirectory(prefix="cb-") as folder:
+    with tempfile.TemporaryDirectory(prefix="cb-", ignore_cleanup_errors=True) as folder:
         os.chmod(folder, 0o755)
         server = None if args.database_url else EmbeddedPostgres(Path(folder) / "pg")
         url = args.database_url or (await anyio.to_thread.run_sync(server.start) if server else "")

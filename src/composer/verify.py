@@ -6,6 +6,7 @@ verified; what is found is wrong, not under way.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +17,13 @@ from composer.core.states import ENDED_RUN, OPEN_TASK, SETTLED, NodeState, RunSt
 from composer.ports.store import AuditedRun, Store
 
 _PAGE: Final = 200
+_BEGINS: Final = {
+    "guard": NodeState.COMPLETED,
+    "map": NodeState.MAPPING,
+    "wait": NodeState.WAITING,
+    "sleep": NodeState.WAITING,
+}
+"""The letter of a node whose turn has come, where it is not ACTIVE. A race begins before all it needs have settled."""
 _MOVES: Final = frozenset({TaskState.READY, TaskState.LEASED, TaskState.DELAYED, TaskState.WAITING})
 
 
@@ -88,8 +96,54 @@ def violations_of(run: AuditedRun, plan: Plan) -> list[Violation]:
         if task.state == TaskState.COMPLETED and task.output is None and not is_map:
             wrong(1, f"{plan.nodes[task.node].name}: it is completed and has no output")
 
+    found += _maps(run, plan)
     found += _order(run, plan)
     found += _progress(run)
+    return found
+
+
+def _maps(run: AuditedRun, plan: Plan) -> list[Violation]:
+    """5: a map's counts are those of its items. 3: one that has not ended has its own task to move it."""
+    found: list[Violation] = []
+    record = run.record
+    run_id, now = record.head.run_id, record.head.snapshot
+    for node, counts in record.maps.items():
+        name = plan.nodes[node].name
+        states = Counter(task.state for task in record.tasks if task.node == node and task.item >= 0)
+        kept = (states[TaskState.COMPLETED], states[TaskState.FAILED])
+        if kept != (counts.completed, counts.failed):
+            found.append(
+                Violation(
+                    5,
+                    run_id,
+                    f"{name}: its rows are {kept[0]} completed and {kept[1]} failed items, its counts say {counts.completed} and {counts.failed}",
+                )
+            )
+        if now.letters[node] in (NodeState.MAPPING, NodeState.DRAINING):
+            if states[TaskState.HELD] != counts.held:
+                found.append(
+                    Violation(
+                        5, run_id, f"{name}: {states[TaskState.HELD]} items are held, its counts say {counts.held}"
+                    )
+                )
+            rows = sum(states.values())
+            unstored = counts.total - rows if counts.expanded == counts.total else 0
+            if rows + unstored != counts.expanded or states[TaskState.WITHDRAWN] + unstored != counts.withdrawn:
+                found.append(
+                    Violation(
+                        5,
+                        run_id,
+                        f"{name}: {rows} items are stored and {states[TaskState.WITHDRAWN]} of them withdrawn, "
+                        f"its counts say {counts.expanded} and {counts.withdrawn}",
+                    )
+                )
+    if now.status is RunStatus.RUNNING:
+        own = {task.node for task in record.tasks if task.item < 0 and task.state == TaskState.WAITING}
+        for place, letter in enumerate(now.letters):
+            if letter in (NodeState.MAPPING, NodeState.DRAINING, NodeState.WAITING) and place not in own:
+                found.append(
+                    Violation(3, run_id, f"{plan.nodes[place].name} is {letter.word}, and no task waits for it")
+                )
     return found
 
 
@@ -106,7 +160,7 @@ def _order(run: AuditedRun, plan: Plan) -> list[Violation]:
             letters[plan.index[name]] = letter
         for name, letter in row.changes.get("nodes", {}).items():
             node = plan.nodes[plan.index[name]]
-            begins = NodeState.COMPLETED if node.kind == "guard" else NodeState.ACTIVE
+            begins = _BEGINS.get(node.kind, NodeState.ACTIVE)
             if letter == begins and any(letters[need] not in SETTLED for need in node.needs):
                 found.append(
                     Violation(

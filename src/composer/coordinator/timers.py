@@ -12,7 +12,7 @@ import anyio
 from composer.apply import Applier
 from composer.coordinator.maps import tend_map
 from composer.core.events import DeadlinePassed, Event, Started, TimerFired
-from composer.errors import PlanError
+from composer.errors import PlanError, StoreUnavailable, sole_error
 from composer.ports.store import Due, DueWait, Store
 from composer.ports.wakeups import Bell
 
@@ -87,12 +87,20 @@ async def run_timers(store: Store, bell: Bell, *, longest: float = LONGEST_SLEEP
 
     async def limited(work: Callable[[], Awaitable[None]]) -> None:
         async with limiter:
-            await work()
+            try:
+                await work()
+            except StoreUnavailable as error:
+                # What it was about is due again in a moment, here or elsewhere.
+                log.warning("the store is away; a map waits", extra={"error": str(error)})
 
-    async with anyio.create_task_group() as group:
-        while True:
-            moved, runs = await fire_due(store, lambda work: group.start_soon(limited, work))
-            if moved or runs:
-                log.debug("timers fired", extra={"tasks": moved, "runs": runs})
-            due_in = await store.next_due_in()
-            await bell.wait(longest if due_in is None else min(longest, max(due_in, 0.001)))
+    try:
+        async with anyio.create_task_group() as group:
+            while True:
+                moved, runs = await fire_due(store, lambda work: group.start_soon(limited, work))
+                if moved or runs:
+                    log.debug("timers fired", extra={"tasks": moved, "runs": runs})
+                due_in = await store.next_due_in()
+                await bell.wait(longest if due_in is None else min(longest, max(due_in, 0.001)))
+    except BaseExceptionGroup as error:
+        # The loop's own error, as whoever keeps it going knows it.
+        raise sole_error(error) from None

@@ -131,6 +131,11 @@ class Transition:
         )
 
     @property
+    def starts_are_ready(self) -> bool:
+        """Whether all that starts is for workers: nothing waits, and nothing ends as soon as it comes to its turn."""
+        return all(start.is_ready for start in self.starts)
+
+    @property
     def ends_run(self) -> bool:
         """Whether the run has ended with it."""
         return self.run.status in ENDED_RUN

@@ -13,6 +13,8 @@ from composer.core.transition import TaskStart
 from composer.ports.store import ItemCommit, MapPage, NewRun, RunCommit
 
 _READY, _LEASED, _WAITING = TaskState.READY.value, TaskState.LEASED.value, TaskState.WAITING.value
+_READY_COLUMNS = 8
+"""Of a new task, without those that only one has which waits or has ended already."""
 _FAILED, _COMPLETED = TaskState.FAILED.value, TaskState.COMPLETED.value
 
 
@@ -42,9 +44,17 @@ def encode_start(
 
 
 def encode_start_one(namespace: str, run: NewRun, owner: str, lease: float) -> list[Any]:
-    """Parameters of start_one.sql: a run without a key, hence without a digest."""
+    """Parameters of start_one.sql: a run without a key, hence without a digest, in which all that starts is ready."""
     run_id, workflow, _, _, *rest = _run(run)
-    return [namespace, run_id, workflow, *rest, *columns(_root_tasks(run), 12)[1:], owner, lease]
+    return [
+        namespace,
+        run_id,
+        workflow,
+        *rest,
+        *columns([task[:_READY_COLUMNS] for task in _root_tasks(run)], _READY_COLUMNS)[1:],
+        owner,
+        lease,
+    ]
 
 
 def _run(run: NewRun) -> tuple[Any, ...]:
@@ -106,17 +116,19 @@ def encode_steps(namespace: str, commits: Sequence[RunCommit], owner: str, lease
 
 
 def encode_one(namespace: str, commit: RunCommit, owner: str, lease: float) -> list[Any]:
-    """Parameters of commit_one.sql, for a commit with a single change."""
+    """Parameters of commit_one.sql, for a commit with a single change, in which all that starts is ready."""
     made, run_id = commit.transition, commit.run_id
     run, result = made.run, made.result
     (c,) = made.changes
     nodes, leased = commit.plan.nodes, commit.leased
-    tasks = [_new_task(run_id, nodes[s.node], commit.priority, s, s.node in leased) for s in made.starts]
+    tasks = [
+        _new_task(run_id, nodes[s.node], commit.priority, s, s.node in leased)[:_READY_COLUMNS] for s in made.starts
+    ]
     return [
         namespace, run_id, run.version - 1, run.status.value, run.letters.text, run.counters.encode(), made.history_text,
         result is not None, result and result.output, result and result.error,
         c.node, c.item, c.attempt, c.delivery, c.state.value, c.attempt_add, c.delivery_add, c.failures_add, c.output, c.error,
-        c.delay, c.details, *columns(tasks, 12)[1:], owner, lease,
+        c.delay, c.details, *columns(tasks, _READY_COLUMNS)[1:], owner, lease,
     ]  # fmt: skip
 
 

@@ -290,7 +290,7 @@ class PostgresStore:
         """Stores new runs with their root tasks, in one statement."""
         if not runs:
             return []
-        if len(runs) == 1 and runs[0].key is None:
+        if len(runs) == 1 and runs[0].key is None and runs[0].transition.starts_are_ready:
             parameters = encode_start_one(self.namespace, runs[0], owner, lease)
             rows = await self._fetch("starting a run", self._sql.start_one, *parameters)
         else:
@@ -350,7 +350,8 @@ class PostgresStore:
         found: dict[str, CommitAnswer] = {}
         at = 0.0
         if ordinary:
-            if len(ordinary) == 1 and len(ordinary[0].transition.changes) == 1:
+            made = ordinary[0].transition
+            if len(ordinary) == 1 and len(made.changes) == 1 and made.starts_are_ready:
                 parameters = encode_one(self.namespace, ordinary[0], owner, lease)
                 rows = await self._fetch("committing", self._sql.commit_one, *parameters)
             else:

@@ -244,9 +244,10 @@ class _Driver:
         store = self._store
         if (await store.run_ends([run_id]))[run_id].status in ("completed", "failed", "cancelled"):
             return True
-        while self._signals and self._signals[0][0] <= self._clock.elapsed.total_seconds():
+        if self._signals and self._signals[0][0] <= self._clock.elapsed.total_seconds():
             _, event, payload = self._signals.pop(0)
             await self._applier.apply({run_id: [Signalled(event, payload)]})
+            return False
         claimed = await store.claim_tasks(
             queues=self._queues(), steps=self._steps, limit=1_000, owner="test", lease=LEASE
         )

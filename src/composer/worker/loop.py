@@ -55,6 +55,8 @@ _LAST_WORDS: Final = 2.0
 """Seconds bodies get to end once they were told to, before their tasks are given back without them."""
 _LAST_COMMIT: Final = 5.0
 """Seconds that commits get to reach the database when the worker closes."""
+_MOST_REMEMBERED: Final = 10_000
+"""Ended deliveries that are remembered: more than end while one answer is on its way."""
 _OLD_THREAD: Final = 30.0
 """Seconds a body may outlive its attempt before it is warned about, and between warnings."""
 
@@ -128,6 +130,8 @@ class WorkerLoop:
         self._last_moment = math.inf
         """When, on the loop's clock, a commit under way is given up."""
         self._claim_was_full = False
+        self._over: dict[tuple[str, _Key], None] = {}
+        """Deliveries that ended here lately."""
         self._asleep_until = 0.0
         self._bodies: set[asyncio.Task[None]] = set()
         self._keeper: Keeper | None = None
@@ -313,7 +317,7 @@ class WorkerLoop:
         )
         if was_lost:
             # A claim whose answer was lost may have leased tasks all the same: they would wait for their leases to end.
-            # Which of them are here already, `_begin` knows.
+            # Which of them are here already, or were, `_begin` knows.
             return await persistently(lambda: self._store.leased_to(self.id, None), None)
         return claimed
 
@@ -331,9 +335,10 @@ class WorkerLoop:
 
     # -- bodies ------------------------------------------------------------------------------------------------
     async def _begin(self, claimed: ClaimedTask) -> None:
-        """Starts the body of a leased task, unless it is here already.
+        """Starts the body of a leased task, unless it is here already, or was.
 
-        After a commit whose answer was lost, the reading back and a claim whose answer is slow may both bring it.
+        After an answer was lost, the reading back and a claim whose answer is slow may both bring it; the body that one of
+        them began may have ended by the time the other one comes.
         """
         try:
             plan = await self._applier.remember(claimed)
@@ -342,13 +347,15 @@ class WorkerLoop:
             await self._applier.quarantine(claimed.run, error)
             return
         run_id = claimed.run.run_id
-        here = self._by_run.setdefault(run_id, {})
-        if _key(claimed.task) in here:
+        key = _key(claimed.task)
+        if key in self._by_run.get(run_id, {}) or (run_id, key) in self._over:
+            if run_id not in self._by_run:
+                self._applier.forget(run_id)
             return
         step = self._steps[claimed.step]
         attempt = Attempt(self, claimed, plan, step)
         self._attempts.add(attempt)
-        here[_key(claimed.task)] = attempt
+        self._by_run.setdefault(run_id, {})[key] = attempt
         places = self._places(step)
         if places is not None:
             places.taken += 1
@@ -394,6 +401,9 @@ class WorkerLoop:
         assert self._keeper is not None
         self._keeper.drop(attempt)
         run_id = attempt.claimed.run.run_id
+        self._over[run_id, _key(attempt.task)] = None
+        if len(self._over) > _MOST_REMEMBERED:
+            del self._over[next(iter(self._over))]
         here = self._by_run.get(run_id)
         if here is not None:
             here.pop(_key(attempt.task), None)

@@ -49,7 +49,8 @@ create table composer.runs (
   constraint runs_scheduled check (status <> 'scheduled' or starts_at is not null),
   constraint runs_version check (version >= 1)
 ) with (fillfactor = 70);
-create index runs_open on composer.runs (created_at, id, namespace) where status in ('scheduled', 'running', 'compensating');
+-- Not by status: whoever looks for scheduled or running runs by time would get this index for it, and sort all open runs.
+create index runs_open on composer.runs (created_at, id, namespace) where finished_at is null;
 create index runs_deadline on composer.runs (deadline_at) where status = 'running' and deadline_at is not null;
 create index runs_starts on composer.runs (starts_at) where status = 'scheduled';
 -- For lists. HOT updates stay: a transition that leaves the status as it is touches no indexed column, and one that changes it

@@ -1,7 +1,7 @@
 -- The commonest commit: one report of one run. The rules of commit_steps.sql, in a third of the plan nodes, since what a
 -- statement of a few rows costs is mostly the setting up of its plan.
 -- $1 namespace, $2 run, $3 its expected version, $4 status, $5 letters, $6 counters, $7 history; $8 whether its result
--- changes, $9 output, $10 error; $11..$22 the reported task; $23..$33 a row a new task; $34 owner, $35 lease seconds.
+-- changes, $9 output, $10 error; $11..$22 the reported task; $23..$29 a row a new task; $30 owner, $31 lease seconds.
 -- Locks: the run (the only wait), then the task. Index: runs_pkey, tasks_pkey. Returns: as commit_steps.sql.
 with locked as materialized (
   select r.version, r.status, r.letters, r.counters, r.quarantine from composer.runs r
@@ -44,15 +44,14 @@ f as (
 ),
 n as (
   insert into composer.tasks (namespace, run_id, node, item, step, queue, priority, reads, state, attempt, delivery,
-                              lease_seconds, lease_owner, lease_expires_at, started_at, wake_at, error, output, finished_at)
+                              lease_seconds, lease_owner, lease_expires_at, started_at)
   select $1, $2::uuid, n.node, -1, n.step, n.queue, n.priority, n.reads::int[], n.state, 1,
          case n.state when 'leased' then 1 else 0 end, n.lease_seconds,
-         case n.state when 'leased' then $34::text end,
-         case n.state when 'leased' then clock_timestamp() + make_interval(secs => coalesce(n.lease_seconds, $35::float8)) end,
-         case n.state when 'leased' then clock_timestamp() end,
-         coalesce(n.wake_at::timestamptz, clock_timestamp() + make_interval(secs => n.wake_in)), n.error, n.output, case when n.state in ('failed', 'completed') then clock_timestamp() end
-    from held cross join unnest($23::int[], $24::text[], $25::text[], $26::smallint[], $27::text[], $28::text[], $29::float8[], $30::float8[], $31::text[], $32::text[], $33::text[])
-      as n(node, step, queue, priority, reads, state, lease_seconds, wake_in, error, output, wake_at)
+         case n.state when 'leased' then $30::text end,
+         case n.state when 'leased' then clock_timestamp() + make_interval(secs => coalesce(n.lease_seconds, $31::float8)) end,
+         case n.state when 'leased' then clock_timestamp() end
+    from held cross join unnest($23::int[], $24::text[], $25::text[], $26::smallint[], $27::text[], $28::text[], $29::float8[])
+      as n(node, step, queue, priority, reads, state, lease_seconds)
   returning node, item, step, queue, priority, state
 ),
 o as (
@@ -67,9 +66,9 @@ h as (
 -- One notification, and only when somebody sleeps, or for a timer due before the coordinators look anyway (30 s).
 w as materialized (
   select pg_notify('composer', json_build_object('namespace', $1::text, 'ready', (select case when count(distinct queue) <= 15 then array_agg(distinct queue) else '{*}' end from o),
-                   'ended', case when $4::text in ('completed', 'failed', 'cancelled') then array[$2::uuid] end, 'timer', least($21::float8, (select min(coalesce(extract(epoch from wake_at::timestamptz - now()), wake_in)) from unnest($30::float8[], $33::text[]) as n(wake_in, wake_at))) < 30)::text)
+                   'ended', case when $4::text in ('completed', 'failed', 'cancelled') then array[$2::uuid] end, 'timer', $21::float8 < 30)::text)
     from held
-   where least($21::float8, (select min(coalesce(extract(epoch from wake_at::timestamptz - now()), wake_in)) from unnest($30::float8[], $33::text[]) as n(wake_in, wake_at))) < 30
+   where $21::float8 < 30
       or (($4::text in ('completed', 'failed', 'cancelled') or exists (select from o))
           and exists (select from composer.sleepers s where s.namespace = $1 and s.expires_at > now()))
 )

@@ -1,5 +1,5 @@
 -- Stores one new run without an idempotency key: the rules of start.sql, in half of the plan nodes.
--- $1 namespace; $2..$16 the run; $17..$27 a row a root task; $28 owner, $29 lease seconds of what is handed over at once.
+-- $1 namespace; $2..$16 the run; $17..$23 a row a root task; $24 owner, $25 lease seconds of what is handed over at once.
 -- Locks: none that waits. Index: runs_pkey. Returns: as start.sql, one row.
 with r as (
   insert into composer.runs (namespace, id, workflow, plan, status, version, letters, counters, priority, tags, starts_at, deadline_at, finished_at)
@@ -15,15 +15,14 @@ i as (
 ),
 t as (
   insert into composer.tasks (namespace, run_id, node, item, step, queue, priority, reads, state, attempt, delivery,
-                              lease_seconds, lease_owner, lease_expires_at, started_at, wake_at, error, output, finished_at)
+                              lease_seconds, lease_owner, lease_expires_at, started_at)
   select $1, r.id, n.node, -1, n.step, n.queue, n.priority, n.reads::int[], n.state, 1,
          case n.state when 'leased' then 1 else 0 end, n.lease_seconds,
-         case n.state when 'leased' then $28::text end,
-         case n.state when 'leased' then clock_timestamp() + make_interval(secs => coalesce(n.lease_seconds, $29::float8)) end,
-         case n.state when 'leased' then clock_timestamp() end,
-         coalesce(n.wake_at::timestamptz, clock_timestamp() + make_interval(secs => n.wake_in)), n.error, n.output, case when n.state in ('failed', 'completed') then clock_timestamp() end
-    from r cross join unnest($17::int[], $18::text[], $19::text[], $20::smallint[], $21::text[], $22::text[], $23::float8[], $24::float8[], $25::text[], $26::text[], $27::text[])
-      as n(node, step, queue, priority, reads, state, lease_seconds, wake_in, error, output, wake_at)
+         case n.state when 'leased' then $24::text end,
+         case n.state when 'leased' then clock_timestamp() + make_interval(secs => coalesce(n.lease_seconds, $25::float8)) end,
+         case n.state when 'leased' then clock_timestamp() end
+    from r cross join unnest($17::int[], $18::text[], $19::text[], $20::smallint[], $21::text[], $22::text[], $23::float8[])
+      as n(node, step, queue, priority, reads, state, lease_seconds)
   returning node, item, step, queue, priority, state
 ),
 o as (
@@ -36,8 +35,8 @@ h as (
 ),
 w as materialized (
   select pg_notify('composer', json_build_object('namespace', $1::text, 'ready', (select case when count(distinct queue) <= 15 then array_agg(distinct queue) else '{*}' end from o),
-                   'timer', least($14::float8, $16::float8, (select min(coalesce(extract(epoch from wake_at::timestamptz - now()), wake_in)) from unnest($24::float8[], $27::text[]) as n(wake_in, wake_at))) < 30 or $15::timestamptz < now() + interval '30 s')::text)
-   where least($14::float8, $16::float8, (select min(coalesce(extract(epoch from wake_at::timestamptz - now()), wake_in)) from unnest($24::float8[], $27::text[]) as n(wake_in, wake_at))) < 30 or $15::timestamptz < now() + interval '30 s'
+                   'timer', least($14::float8, $16::float8) < 30 or $15::timestamptz < now() + interval '30 s')::text)
+   where least($14::float8, $16::float8) < 30 or $15::timestamptz < now() + interval '30 s'
       or exists (select from o) and exists (select from composer.sleepers s where s.namespace = $1 and s.expires_at > now())
 )
 select 1 as ord, $2::uuid as run_id, exists (select from r) as created, '' as digest, extract(epoch from clock_timestamp())::float8 as at,
