@@ -43,7 +43,7 @@ LEAST = {
     "expiry": 50,
     "retry": 10,
     "batch": 100,
-    "yes": 50,
+    "yes": 20,
     "no": 50,
     "unevaluable": 5,
     "handled": 5,
@@ -451,7 +451,9 @@ class Runs(RuleBasedStateMachine):
             for word, said in (("yes", True), ("no", False)):
                 SEEN[word] += sum(answer is said for answer in outcome.made.history.get("guards", {}).values())
             SEEN["unevaluable"] += len(outcome.made.history.get("unevaluable", {}))
-            SEEN["handled"] += outcome.made.run.status is RunStatus.COMPLETED and "F" in outcome.made.run.letters.text
+            SEEN["handled"] += (
+                "F" in outcome.made.run.letters.text and not self.reference.stopped and not self.reference.unhandled()
+            )
 
     # -- what holds ----------------------------------------------------------------------------------------
     @invariant()
