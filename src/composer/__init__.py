@@ -38,6 +38,7 @@ from composer.errors import (
     StoreUnavailable,
     TransactionError,
     UnknownEvent,
+    UnknownWorkflow,
 )
 from composer.observe.logging import StepLogFilter
 from composer.settings import Settings
@@ -83,6 +84,7 @@ __all__ = [
     "StoreUnavailable",
     "TransactionError",
     "UnknownEvent",
+    "UnknownWorkflow",
     "Worker",
     "Workflow",
     "all_of",

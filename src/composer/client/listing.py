@@ -86,7 +86,9 @@ def query_of(
         raise QueryError(f"workflow={workflow!r}: expected a @workflow or the name of one")
     for name, moment in (("since", since), ("until", until)):
         if moment is not None and moment.tzinfo is None:
-            raise QueryError(f"{name}={moment!r} has no time zone: give an aware datetime, as datetime(..., tzinfo=UTC)")
+            raise QueryError(
+                f"{name}={moment!r} has no time zone: give an aware datetime, as datetime(..., tzinfo=UTC)"
+            )
     for name, value in (tags or {}).items():
         given: Any = (name, value)
         if not all(isinstance(each, str) for each in given):

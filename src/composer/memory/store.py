@@ -197,6 +197,14 @@ class MemoryStore:
         ids = [i for i, plan in self._plans.items() if (plan.workflow, plan.shape) == (workflow, shape)]
         return max(ids, default=None)
 
+    async def named_plan(self, workflow: str) -> int | None:
+        """The plan of this workflow registered last."""
+        return max((i for i, plan in self._plans.items() if plan.workflow == workflow), default=None)
+
+    async def workflow_names(self, limit: int) -> list[str]:
+        """Names of the workflows here."""
+        return sorted({plan.workflow for plan in self._plans.values()})[:limit]
+
     # -- runs --------------------------------------------------------------------------------------------
     async def start_runs(self, runs: Sequence[NewRun], *, owner: str = "", lease: float = 0.0) -> list[StartAnswer]:
         """Stores new runs with their root tasks."""
