@@ -4,8 +4,11 @@ from composer import _startup as _startup
 from composer.app import Worker
 from composer.client.async_client import AsyncClient, AsyncRunHandle, CancelResult, RetryResult
 from composer.client.client import Client, RunHandle
+from composer.client.explaining import Explanation, NodeExplanation
+from composer.client.listing import RunSummary
 from composer.client.signals import SignalResult
 from composer.client.views import MapProgress, NodeView, RunView
+from composer.client.watching import Change
 from composer.core.retries import Retry
 from composer.define.blocks import otherwise, race, sleep, sleep_until, wait_for_event, when
 from composer.define.conditions import all_of, any_of, contains, is_none, not_, size
@@ -25,6 +28,7 @@ from composer.errors import (
     PayloadError,
     PlanError,
     ProcessStepError,
+    QueryError,
     ResultTimeout,
     RetryAfter,
     RunCancelled,
@@ -48,12 +52,15 @@ __all__ = [
     "AsyncClient",
     "AsyncRunHandle",
     "CancelResult",
+    "Change",
     "Client",
     "ComposerError",
+    "Explanation",
     "IdempotencyConflict",
     "Lifespan",
     "LifespanError",
     "MapProgress",
+    "NodeExplanation",
     "NodeView",
     "NonRetryable",
     "Outcome",
@@ -61,6 +68,7 @@ __all__ = [
     "PayloadError",
     "PlanError",
     "ProcessStepError",
+    "QueryError",
     "ResultTimeout",
     "Retry",
     "RetryAfter",
@@ -72,6 +80,7 @@ __all__ = [
     "RunNotFound",
     "RunNotRetryable",
     "RunQuarantined",
+    "RunSummary",
     "RunView",
     "Settings",
     "SignalResult",

@@ -9,6 +9,7 @@
     ├── SettingsError            a setting is missing, unreadable or contradicts another
     │   └── ModuleError          a module to be served is missing, breaks while imported, or defines nothing
     ├── LifespanError            the resources of a worker cannot be opened or closed
+    ├── QueryError               a question about runs that cannot be meant
     ├── UnknownWorkflow          a start by a name that no worker has made known
     ├── RunNotFound              no such run here
     ├── RunQuarantined           the run could not be decided and was taken aside; says why
@@ -213,6 +214,12 @@ class RunNotRetryable(_AboutRun):
             advice or "Start a new run instead.",
         )
         self.status = status
+
+
+class QueryError(ComposerError):
+    """What runs() was asked for cannot be meant: an unknown status, a moment without a time zone."""
+
+    code = "query-error"
 
 
 class RunEnded(_AboutRun):

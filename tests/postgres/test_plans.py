@@ -17,8 +17,9 @@ import pytest
 from composer.core.events import CancelRequested, LeaseExpired, RetryRequested, StepReleased, StepSnoozed
 from composer.core.items import item_changes, items_of
 from composer.core.plan import INPUT, part_code
+from composer.core.states import RunStatus
 from composer.core.values import Values
-from composer.ports.store import Beat, ClaimedTask, ItemCommit, MapPage
+from composer.ports.store import Beat, ClaimedTask, ItemCommit, MapPage, RunQuery
 from composer.postgres.partitions import lower_bound, month_after
 from composer.postgres.store import SESSION, PostgresStore
 from tests.contract.driver import Driver, a_plan, done, failed
@@ -321,6 +322,25 @@ async def test_items_read_what_the_batch_holds(store: ExplainingStore) -> None:
     await store.load_values([(run_id, part_code(1, 0))])
     check(store.plans, 2 * BATCH)
     assert due.node == 1
+
+
+async def test_lists_and_watches_read_their_page(store: ExplainingStore) -> None:
+    """A page of a list reads that many runs of each status asked for, and a watch the transitions it does not know yet."""
+    running = frozenset({RunStatus.RUNNING})
+    for query in (
+        RunQuery(), RunQuery(workflow="flow"), RunQuery(statuses=running), RunQuery(workflow="flow", statuses=running),
+        RunQuery(newest_first=False), RunQuery(workflow="flow", newest_first=False),
+    ):  # fmt: skip
+        page = await store.list_runs(query, None, BATCH)
+        assert page.reached is not None
+        assert len(page.runs) == BATCH
+    check(store.plans, 7 * BATCH)
+    store.plans.clear()
+    driver = Driver(store)
+    run_id = await driver.start(PLAN)
+    await store.changes(run_id, 0, 10)
+    await store.presence()
+    check(store.plans, 2 * BATCH)
 
 
 SMALL = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -18,9 +18,12 @@ from typing_extensions import TypeVarTuple, Unpack
 
 from composer.app import open_store
 from composer.apply import QUARANTINED, Applied, Applier, persistently
+from composer.client.explaining import Explanation, explanation
+from composer.client.listing import Listing, RunSummary, query_of
 from composer.client.signals import SignalResult, checked_payload
 from composer.client.starting import checked_workflow, encoded_input, named_input, new_run, paired, when_to_start
 from composer.client.views import RunView, failure_of, view
+from composer.client.watching import Change, Watch
 from composer.coordinator.recovery import Recovered, recover
 from composer.core.decide import reset_nodes, stale_nodes
 from composer.core.events import CancelRequested, Delivery, RetryRequested, Signalled
@@ -43,6 +46,7 @@ from composer.ports.wakeups import RunEnd, Taker
 from composer.settings import Settings, read_settings
 
 R = TypeVar("R")
+T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 Ts = TypeVarTuple("Ts")
 
@@ -113,6 +117,14 @@ class AsyncRunHandle(Generic[R_co]):
     async def get(self) -> RunView:
         """The run as it is now."""
         return await self._client.get(self.id)
+
+    def watch(self, *, after_version: int = 0) -> AsyncGenerator[Change]:
+        """Everything that happened to the run, then what happens; see AsyncClient.watch."""
+        return self._client.watch(self.id, after_version=after_version)
+
+    async def explain(self) -> Explanation:
+        """What the run waits for; see AsyncClient.explain."""
+        return await self._client.explain(self.id)
 
     async def cancel(self, reason: str = "") -> CancelResult:
         """Stops the run; see AsyncClient.cancel."""
@@ -408,6 +420,53 @@ class AsyncClient:
             raise RunNotFound(run_id, self.store.namespace)
         return view(record, await self._plan(record.head.plan_id))
 
+    def runs(
+        self,
+        workflow: Workflow[..., Any] | str | None = None,
+        *,
+        status: str | Iterable[str] | None = None,
+        tags: Mapping[str, str] | None = None,
+        error_code: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        newest_first: bool = True,
+        page: int = 100,
+    ) -> AsyncGenerator[RunSummary]:
+        """Runs, newest first, read page by page while they are iterated: `async for run in client.runs(status="failed")`.
+
+        All that is asked for has to fit: the workflow, one of the statuses, every tag, the code of the error (or the kind
+        of a node's failure), the time of creation (`since` included, `until` not). `page` is how many are looked at in
+        one statement; workflow and status lead there by an index, the rest is looked at run by run.
+        Raises QueryError at once, StoreUnavailable while iterating.
+        """
+        query = query_of(workflow, status, tags, error_code, since, until, newest_first)
+        return _iterated(Listing(lambda: self.store, query, page, PATIENCE).more)
+
+    def watch(self, run_id: str, *, after_version: int = 0) -> AsyncGenerator[Change]:
+        """Everything that happened to a run, then everything that happens, until it has ended; each change once, in order.
+
+        `after_version` goes on where another watch stopped, at Change.version. Raises RunNotFound while iterating.
+        """
+        return _iterated(self.watching(run_id, after_version=after_version).more)
+
+    def watching(self, run_id: str, *, after_version: int) -> Watch:
+        """What watch() asks for more, for both clients."""
+        return Watch(
+            lambda: self.store,
+            _checked_id(run_id),
+            after_version=after_version,
+            poll_interval=self.settings.poll_interval,
+            listen=self._listen,
+        )
+
+    async def explain(self, run_id: str) -> Explanation:
+        """For every open node what it waits for, or why the run has ended; as text for people, too. Raises RunNotFound."""
+        record = await persistently(lambda: self.store.get_run(_checked_id(run_id)), PATIENCE)
+        if record is None:
+            raise RunNotFound(run_id, self.store.namespace)
+        present = await persistently(self.store.presence, PATIENCE)
+        return explanation(record, await self._plan(record.head.plan_id), present)
+
     async def history(self, run_id: str) -> list[HistoryRow]:
         """Every transition of the run, oldest first. Raises RunNotFound."""
         rows = await persistently(lambda: self.store.history(_checked_id(run_id)), PATIENCE)
@@ -590,6 +649,13 @@ class AsyncClient:
     async def recover(self) -> Recovered:
         """One recovery pass, as every coordinator does it: returns what it did."""
         return await recover(self.store)
+
+
+async def _iterated(more: Callable[[], Awaitable[Sequence[T]]]) -> AsyncGenerator[T]:
+    """What `more` gives, one after the other, until it gives nothing."""
+    while found := await more():
+        for each in found:
+            yield each
 
 
 class _EndReader:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack
 from datetime import datetime, timedelta
@@ -20,11 +20,14 @@ from typing_extensions import TypeVarTuple, Unpack
 
 from composer.apply import persistently
 from composer.client.async_client import PATIENCE, AsyncClient, AsyncRunHandle, CancelResult, RetryResult
+from composer.client.explaining import Explanation
+from composer.client.listing import Listing, RunSummary, query_of
 from composer.client.signals import SignalResult
 from composer.client.starting import paired
 from composer.client.views import RunView
+from composer.client.watching import Change
 from composer.coordinator.recovery import Recovered
-from composer.define.workflow import Startable
+from composer.define.workflow import Startable, Workflow
 from composer.errors import TransactionError
 from composer.ports.store import HistoryRow
 from composer.settings import Settings
@@ -38,10 +41,10 @@ Ts = TypeVarTuple("Ts")
 class RunHandle(Generic[R_co]):
     """A started run. `created` says whether this start made it, or an earlier one with the same idempotency key."""
 
-    __slots__ = ("_call", "_handle", "created", "id")
+    __slots__ = ("_call", "_client", "_handle", "created", "id")
 
     def __init__(self, client: Client, handle: AsyncRunHandle[R_co]) -> None:
-        self._call, self._handle = client.call, handle
+        self._call, self._client, self._handle = client.call, client, handle
         self.id, self.created = handle.id, handle.created
 
     def __repr__(self) -> str:
@@ -54,6 +57,14 @@ class RunHandle(Generic[R_co]):
     def get(self) -> RunView:
         """The run as it is now."""
         return self._call(self._handle.get)
+
+    def watch(self, *, after_version: int = 0) -> Iterator[Change]:
+        """Everything that happened to the run, then what happens; see AsyncClient.watch."""
+        return self._client.watch(self.id, after_version=after_version)
+
+    def explain(self) -> Explanation:
+        """What the run waits for; see AsyncClient.explain."""
+        return self._call(self._handle.explain)
 
     def cancel(self, reason: str = "") -> CancelResult:
         """Stops the run; see Client.cancel."""
@@ -242,6 +253,34 @@ class Client:
     def get(self, run_id: str) -> RunView:
         """The run and its nodes, at one instant. Raises RunNotFound."""
         return self.call(self._client.get, run_id)
+
+    def runs(
+        self,
+        workflow: Workflow[..., Any] | str | None = None,
+        *,
+        status: str | Iterable[str] | None = None,
+        tags: Mapping[str, str] | None = None,
+        error_code: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        newest_first: bool = True,
+        page: int = 100,
+    ) -> Iterator[RunSummary]:
+        """Runs, newest first, read page by page while they are iterated. See AsyncClient.runs."""
+        query = query_of(workflow, status, tags, error_code, since, until, newest_first)
+        return self._iterated(Listing(lambda: self._client.store, query, page, PATIENCE).more)
+
+    def watch(self, run_id: str, *, after_version: int = 0) -> Iterator[Change]:
+        """Everything that happened to a run, then what happens, until it has ended. See AsyncClient.watch."""
+        return self._iterated(self._client.watching(run_id, after_version=after_version).more)
+
+    def _iterated(self, more: Callable[[], Awaitable[Sequence[T]]]) -> Iterator[T]:
+        while found := self.call(more):
+            yield from found
+
+    def explain(self, run_id: str) -> Explanation:
+        """For every open node what it waits for, or why the run has ended. See AsyncClient.explain."""
+        return self.call(self._client.explain, run_id)
 
     def history(self, run_id: str) -> list[HistoryRow]:
         """Every transition of the run, oldest first. Raises RunNotFound."""

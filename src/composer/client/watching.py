@@ -148,6 +148,12 @@ def _told_by(row: HistoryRow) -> list[Change]:
                 entry,
             )
         )
+    for entry in row.changes.get("follows", ()):
+        named.add(entry["node"])
+        changes.append(Change(row.version, row.at, entry["event"], entry["node"], status=status, facts=entry))
+    for name, answer in row.changes.get("guards", {}).items():
+        facts = {"answer": answer}
+        changes.append(Change(row.version, row.at, "condition-answered", name, status=status, facts=facts))
     for name, letter in row.changes.get("nodes", {}).items():
         event = _TOLD_BY_EVENTS.get(NodeState(letter))
         if event is not None and name not in named:

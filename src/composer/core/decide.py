@@ -191,6 +191,12 @@ def _signal(draft: Draft, event: Signalled) -> None:
     wait.receive(draft, plan.nodes[first], event.payload)
 
 
+def explain(node: Node, letter: NodeState) -> str:
+    """What a node of that state waits for, in words, as its kind says it."""
+    words: str = _KINDS[node.kind].explain(node, letter)
+    return words
+
+
 def _has_ended(draft: Draft) -> bool:
     """Whether earlier events of the batch settled every node: what stops a run comes too late then."""
     return (

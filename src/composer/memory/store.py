@@ -27,8 +27,8 @@ from composer.ports.clock import Clock, SystemClock
 from composer.ports.store import (
     AuditedRun,
     Beat,
-    Borrowed,
     BegunTask,
+    Borrowed,
     ClaimedTask,
     CommitAnswer,
     CommitAnswers,

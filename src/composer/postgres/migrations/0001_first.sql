@@ -55,8 +55,9 @@ create index runs_deadline on composer.runs (deadline_at) where status = 'runnin
 create index runs_starts on composer.runs (starts_at) where status = 'scheduled';
 -- For lists. HOT updates stay: a transition that leaves the status as it is touches no indexed column, and one that changes it
 -- could not be HOT anyway, since predicates above name the status too.
-create index runs_status on composer.runs (status, namespace, id);
-create index runs_workflow on composer.runs (workflow, namespace, status, id);
+-- An expression, so that nobody but a list gets them: for timers they would be as good as any, and sort all open runs.
+create index runs_status on composer.runs ((status || ''), namespace, id);
+create index runs_workflow on composer.runs (workflow, namespace, (status || ''), id);
 
 -- One row a task: a node's work in a run, or an item of a map (item >= 0). Node -1 is the run: its input, output, error.
 create table composer.tasks (

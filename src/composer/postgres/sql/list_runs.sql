@@ -9,16 +9,16 @@ with found as materialized (
    cross join lateral (
       -- One of the four runs: the others' conditions on parameters are false before they begin.
       (select r.id from composer.runs r where $2::text is null and $4::bool
-          and r.namespace = $1 and r.status = s.status and r.id > $5::uuid and r.id < $6::uuid order by r.id desc limit $7::int)
+          and r.namespace = $1 and r.status || '' = s.status and r.id > $5::uuid and r.id < $6::uuid order by r.id desc limit $7::int)
       union all
       (select r.id from composer.runs r where $2 is null and not $4
-          and r.namespace = $1 and r.status = s.status and r.id > $5 and r.id < $6 order by r.id limit $7)
+          and r.namespace = $1 and r.status || '' = s.status and r.id > $5 and r.id < $6 order by r.id limit $7)
       union all
       (select r.id from composer.runs r where $4
-          and r.workflow = $2 and r.namespace = $1 and r.status = s.status and r.id > $5 and r.id < $6 order by r.id desc limit $7)
+          and r.workflow = $2 and r.namespace = $1 and r.status || '' = s.status and r.id > $5 and r.id < $6 order by r.id desc limit $7)
       union all
       (select r.id from composer.runs r where not $4
-          and r.workflow = $2 and r.namespace = $1 and r.status = s.status and r.id > $5 and r.id < $6 order by r.id limit $7)
+          and r.workflow = $2 and r.namespace = $1 and r.status || '' = s.status and r.id > $5 and r.id < $6 order by r.id limit $7)
    ) x
 ),
 page as materialized (
