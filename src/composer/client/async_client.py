@@ -21,7 +21,15 @@ from composer.apply import QUARANTINED, Applied, Applier, persistently
 from composer.client.explaining import Explanation, explanation
 from composer.client.listing import Listing, RunSummary, query_of
 from composer.client.signals import SignalResult, checked_payload
-from composer.client.starting import checked_workflow, encoded_input, named_input, new_run, paired, when_to_start
+from composer.client.starting import (
+    checked_workflow,
+    encoded_input,
+    is_storable,
+    named_input,
+    new_run,
+    paired,
+    when_to_start,
+)
 from composer.client.views import RunView, failure_of, view
 from composer.client.watching import Change, Watch
 from composer.coordinator.recovery import Recovered, recover
@@ -240,7 +248,8 @@ class AsyncClient:
         tags: Mapping[str, str] | None = None,
         within: object | None = None,
     ) -> AsyncRunHandle[Any]: ...
-    async def start(
+    # mypy does not see that *args: Any takes what the first one's *args do.
+    async def start(  # type: ignore[misc]
         self,
         workflow: Any,
         /,
@@ -354,7 +363,7 @@ class AsyncClient:
     async def _named(self, workflow: str) -> tuple[int, Plan]:
         """The plan that starts by this name use, and its id. Raises UnknownWorkflow."""
         store = self.store
-        plan_id = await persistently(lambda: store.named_plan(workflow), PATIENCE)
+        plan_id = await persistently(lambda: store.named_plan(workflow), PATIENCE) if is_storable(workflow) else None
         if plan_id is None:
             known = await persistently(lambda: store.workflow_names(_MOST_NAMES), PATIENCE)
             raise UnknownWorkflow(workflow, store.namespace, known)

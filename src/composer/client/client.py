@@ -156,7 +156,8 @@ class Client:
         tags: Mapping[str, str] | None = None,
         within: object | None = None,
     ) -> RunHandle[Any]: ...
-    def start(
+    # mypy does not see that *args: Any takes what the first one's *args do.
+    def start(  # type: ignore[misc]
         self,
         workflow: Any,
         /,

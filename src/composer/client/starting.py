@@ -148,7 +148,7 @@ def first_transition(plan: Plan, text: str, *, scheduled: bool) -> Transition:
     return made
 
 
-def _is_storable(text: str) -> bool:
+def is_storable(text: str) -> bool:
     """Whether PostgreSQL can hold the text."""
     return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
@@ -167,14 +167,14 @@ def new_run(
 ) -> NewRun:
     """A run ready to be stored. Raises PlanTypeError for a bad option."""
     given: Any = key  # callers without a type checker pass anything
-    if key is not None and (not isinstance(given, str) or not 0 < len(key) <= 500 or not _is_storable(key)):
+    if key is not None and (not isinstance(given, str) or not 0 < len(key) <= 500 or not is_storable(key)):
         raise PlanTypeError(
             f"idempotency_key={key!r}: expected text of 1 to 500 characters, without NUL or lone surrogates"
         )
     if type(priority) is not int or not -100 <= priority <= 100:
         raise PlanTypeError(f"priority={priority!r}: expected a whole number from -100 to 100; larger is sooner")
     for name, value in tags.items():
-        if not isinstance(name, str) or not isinstance(value, str) or not _is_storable(name + value):
+        if not isinstance(name, str) or not isinstance(value, str) or not is_storable(name + value):
             raise PlanTypeError(f"tags: {name!r}={value!r}: names and values are text, without NUL or lone surrogates")
     return NewRun(
         run_id,
