@@ -454,7 +454,9 @@ class AsyncClient:
     def watch(self, run_id: str, *, after_version: int = 0) -> AsyncGenerator[Change]:
         """Everything that happened to a run, then everything that happens, until it has ended; each change once, in order.
 
-        `after_version` goes on where another watch stopped, at Change.version. Raises RunNotFound while iterating.
+        `after_version` goes on where another watch stopped: give it the version of the last change that was dealt with.
+        A body that had begun then and not ended may be told to start once more; nothing else is told twice. As one
+        version can have several changes, stop between versions. Raises RunNotFound while iterating.
         """
         return _iterated(self.watching(run_id, after_version=after_version).more)
 

@@ -918,7 +918,9 @@ class MemoryStore:
 
     async def presence(self) -> Presence:
         """The workers of this process."""
-        return Presence(self._clock.now(), [self._workers[name] for name in sorted(self._workers)])
+        now = self._clock.now()
+        alive = [self._workers[name] for name in sorted(self._workers) if self._workers_until[name] > now]
+        return Presence(now, alive)
 
     async def forget_worker(self, worker_id: str) -> None:
         """Forgets the worker."""
