@@ -42,6 +42,7 @@ from composer.errors import (
     StoreUnavailable,
     TransactionError,
     UnknownEvent,
+    UnknownWorkflow,
 )
 from composer.observe.logging import StepLogFilter
 from composer.settings import Settings
@@ -92,6 +93,7 @@ __all__ = [
     "StoreUnavailable",
     "TransactionError",
     "UnknownEvent",
+    "UnknownWorkflow",
     "Worker",
     "Workflow",
     "all_of",
