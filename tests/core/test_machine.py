@@ -38,7 +38,7 @@ LEAST = {
     "claim": 300,
     "applied": 300,
     "stale": 100,
-    "late": 20,
+    "late": 10,
     "duplicate": 50,
     "expiry": 50,
     "retry": 10,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
@@ -40,7 +40,7 @@ runs_app = typer.Typer(no_args_is_help=True, help="Look at runs and steer them."
 
 
 @contextmanager
-def _client(database_url: str | None, home: Path | None, namespace: str | None) -> Iterator[Client]:
+def _client(database_url: str | None, home: Path | None, namespace: str | None) -> Generator[Client]:
     with Client(settings=read_settings(database_url=database_url, home=home, namespace=namespace)) as client:
         yield client
 
