@@ -24,6 +24,7 @@ _BEGINS: Final = {
     "sleep": NodeState.WAITING,
 }
 """The letter of a node whose turn has come, where it is not ACTIVE. A race begins before all it needs have settled."""
+_COUNTS: Final = frozenset({NodeState.MAPPING.value, NodeState.DRAINING.value})
 _MOVES: Final = frozenset({TaskState.READY, TaskState.LEASED, TaskState.DELAYED, TaskState.WAITING})
 
 
@@ -108,34 +109,31 @@ def _maps(run: AuditedRun, plan: Plan) -> list[Violation]:
     record = run.record
     run_id, now = record.head.run_id, record.head.snapshot
     for node, counts in record.maps.items():
-        name = plan.nodes[node].name
-        states = Counter(task.state for task in record.tasks if task.node == node and task.item >= 0)
+        name, letter = plan.nodes[node].name, now.letters[node]
+        stored = _stored(run, name)
+        # Rows beyond what was stored since the map last began are of an earlier life of the run.
+        states = Counter(task.state for task in record.tasks if task.node == node and 0 <= task.item < stored)
+
+        def wrong(problem: str, name: str = name) -> None:
+            found.append(Violation(5, run_id, f"{name}: {problem}"))
+
         kept = (states[TaskState.COMPLETED], states[TaskState.FAILED])
         if kept != (counts.completed, counts.failed):
-            found.append(
-                Violation(
-                    5,
-                    run_id,
-                    f"{name}: its rows are {kept[0]} completed and {kept[1]} failed items, its counts say {counts.completed} and {counts.failed}",
-                )
+            wrong(
+                f"its rows are {kept[0]} completed and {kept[1]} failed items, its counts say {counts.completed} and {counts.failed}"
             )
-        if now.letters[node] in (NodeState.MAPPING, NodeState.DRAINING):
+        if letter is NodeState.COMPLETED and not counts.has_ended:
+            wrong(f"it is completed, and {counts.settled} of its {counts.total} items have settled")
+        if letter in (NodeState.MAPPING, NodeState.DRAINING) and counts.retries == now.counters.retries:
             if states[TaskState.HELD] != counts.held:
-                found.append(
-                    Violation(
-                        5, run_id, f"{name}: {states[TaskState.HELD]} items are held, its counts say {counts.held}"
-                    )
-                )
-            rows = sum(states.values())
-            unstored = counts.total - rows if counts.expanded == counts.total else 0
-            if rows + unstored != counts.expanded or states[TaskState.WITHDRAWN] + unstored != counts.withdrawn:
-                found.append(
-                    Violation(
-                        5,
-                        run_id,
-                        f"{name}: {rows} items are stored and {states[TaskState.WITHDRAWN]} of them withdrawn, "
-                        f"its counts say {counts.expanded} and {counts.withdrawn}",
-                    )
+                wrong(f"{states[TaskState.HELD]} items are held, its counts say {counts.held}")
+            # Items that were never stored are withdrawn with the others once the map drains.
+            unstored = counts.total - stored if counts.expanded == counts.total else 0
+            withdrawn = states[TaskState.WITHDRAWN] + unstored
+            if (sum(states.values()), stored + unstored, withdrawn) != (stored, counts.expanded, counts.withdrawn):
+                wrong(
+                    f"{sum(states.values())} of {stored} items are stored and {withdrawn} are withdrawn, "
+                    f"its counts say {counts.expanded} and {counts.withdrawn}"
                 )
     if now.status is RunStatus.RUNNING:
         own = {task.node for task in record.tasks if task.item < 0 and task.state == TaskState.WAITING}
@@ -145,6 +143,16 @@ def _maps(run: AuditedRun, plan: Plan) -> list[Violation]:
                     Violation(3, run_id, f"{plan.nodes[place].name} is {letter.word}, and no task waits for it")
                 )
     return found
+
+
+def _stored(run: AuditedRun, name: str) -> int:
+    """How many items the map has stored since it last began."""
+    stored = 0
+    for row in run.history:
+        for entry in row.changes.get("events", ()):
+            if entry["event"] == "items-expanded" and entry["node"] == name:
+                stored = entry["to"]
+    return stored
 
 
 def _order(run: AuditedRun, plan: Plan) -> list[Violation]:
@@ -172,6 +180,10 @@ def _order(run: AuditedRun, plan: Plan) -> list[Violation]:
         for entry in row.changes.get("events", ()):
             if "outcome" in entry:
                 key = (entry["node"], entry.get("item", -1))
+                if key[1] >= 0 and letters[plan.index[key[0]]] not in _COUNTS:
+                    found.append(
+                        Violation(2, run_id, f"{key[0]}[{key[1]}] ended at version {row.version}, outside of its map")
+                    )
                 ended = (entry["attempt"], entry["delivery"])
                 if ended < last.get(key, (0, 0)):
                     found.append(

@@ -368,7 +368,7 @@ async def test_retry_keeps_finished_items(driver: Driver) -> None:
 
 
 async def test_retry_over_another_list_runs_all_items(driver: Driver) -> None:
-    """When the list has changed, nothing is kept, and items that it does not have any more are gone."""
+    """When the list has changed, nothing is kept, and items that it does not have any more are read no more."""
     run_id = await mapping(driver, [1, 2, 3])
     claimed = {t.task.item: t for t in await driver.claim(2, steps={"each"})}
     await driver.apply(run_id, done(claimed[0], '"old"'))
@@ -380,7 +380,7 @@ async def test_retry_over_another_list_runs_all_items(driver: Driver) -> None:
     found = items_of(plan, plan.nodes[1], Values("C..", {0: "[1,5]"}))
     page = MapPage(run_id, plan, 1, 0, 2, found.texts, 0, 1, found.digest)
     assert (await driver.store.expand_map(page))[0]
-    assert await rows(driver, run_id) == {0: "ready", 1: "ready"}
+    assert await rows(driver, run_id) == {0: "ready", 1: "ready", 2: "cancelled"}
     again = await driver.claim(10, steps={"each"})
     assert [t.input for t in again] == ["1", "5"]
     await driver.apply(run_id, *(done(t, '"new"') for t in again))

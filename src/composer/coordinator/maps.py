@@ -33,7 +33,7 @@ async def tend_map(store: Store, due: DueWait, plan: Plan) -> None:
     if letter is NodeState.MAPPING:
         if counts is None or counts.expanded < counts.total:
             counts = await _expand(store, due, plan, node, counts.expanded if counts else 0)
-        elif counts.held and not (counts.has_ended or counts.has_failed):
+        if counts is not None and counts.held and not (counts.has_ended or counts.has_failed):
             await persistently(lambda: store.free_items(due.head.run_id, node.index), _PATIENCE)
     elif letter is NodeState.DRAINING:
         counts = await _withdraw(store, due.head.run_id, node)
@@ -58,7 +58,7 @@ async def _expand(store: Store, due: DueWait, plan: Plan, node: Node, first: int
     total = len(found.texts)
     tolerance = tolerance_of(plan, node, total)
     counts: MapCounts | None = None
-    while first < total:
+    while counts is None or first < total:  # one page at least: of a list that became empty too
         page = MapPage(
             run_id, plan, node.index, first, total, found.texts[first : first + PAGE], tolerance,
             due.head.snapshot.counters.retries, found.digest, due.head.priority,

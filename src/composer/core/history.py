@@ -77,6 +77,10 @@ def fold(plan: Plan, history: Iterable[Mapping[str, Any]]) -> Folded:
 
 def _reopen_items(tasks: dict[tuple[int, int], TaskTally], node: int, entry: Mapping[str, Any]) -> None:
     """Items stored anew after a retry: those that completed are kept, unless the list is another one."""
+    if entry.get("afresh") and entry["from"] == 0:
+        for (at, item), tally in tasks.items():
+            if at == node and item >= entry["to"]:
+                tally.completions = 0
     for item in range(entry["from"], entry["to"]):
         old = tasks.get((node, item))
         if old is not None and (entry.get("afresh") or not old.completions):

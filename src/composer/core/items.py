@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Final
 
 from composer.core.draft import entry_of
@@ -69,7 +70,7 @@ def tolerance_of(plan: Plan, node: Node, total: int) -> int:
         return total
     tolerate = node.options.tolerate
     if isinstance(tolerate, str):
-        return int(total * float(tolerate.rstrip("%")) / 100)
+        return int(total * Decimal(tolerate.rstrip("%")) / 100)
     return tolerate
 
 

@@ -346,7 +346,7 @@ class MemoryStore:
             return task.output if task is not None and task.state is TaskState.COMPLETED else None
         items = _items(run, node)
         if what is Read.OUTCOMES:
-            return each_text(map(_outcome, items))
+            return each_text(_outcome(item) for item in items if item.state is not TaskState.CANCELLED)
         outputs = [t.output or "" for t in items if t.state is TaskState.COMPLETED]
         return list_text(outputs) if what is Read.LIST else part_of(outputs, index)
 
@@ -540,6 +540,7 @@ class MemoryStore:
             or run.quarantine is not None
             or run.snapshot.status is not RunStatus.RUNNING
             or run.snapshot.letters[page.node] is not NodeState.MAPPING
+            or run.snapshot.counters.retries != page.retries
         ):
             return False, old.counts if old else None
         is_new = old is None or old.counts.retries < page.retries
@@ -551,8 +552,10 @@ class MemoryStore:
             is_afresh = old is not None and old.digest != page.digest
             run.maps[page.node] = _Map(counts, node.options.max_concurrency, page.digest, is_afresh)
             if is_afresh:
-                for task in [t for t in _items(run, page.node) if t.item >= page.total]:
-                    del run.tasks[task.node, task.item]
+                # What items gave of the old list is no part of this one. Their rows stay: no delivery is counted anew.
+                for task in [t for t in _items(run, page.node) if t.item >= len(page.inputs)]:
+                    task.state, task.output, task.error, task.wake_at = TaskState.CANCELLED, None, None, None
+                    task.finished_at = self._clock.now()
         kept = run.maps[page.node]
         now, completed, held = self._clock.now(), 0, 0
         priority = max(-100, min(100, node.options.priority + run.new.priority))
@@ -580,7 +583,7 @@ class MemoryStore:
             completed=counts.completed + completed,
             held=counts.held + held,
         )
-        ended = 5.0 if counts.has_ended else None
+        ended = 5.0 if counts.has_ended or counts.has_failed else None
         self._wake_map(run, page.node, 10.0 if counts.expanded < counts.total else ended)
         entry: dict[str, Any] = {
             "event": "items-expanded", "node": node.name, "from": page.first, "to": page.first + len(page.inputs),

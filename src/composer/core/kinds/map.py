@@ -28,7 +28,8 @@ def activate(draft: Draft, node: Node) -> None:
         draft.follow("map-failed", node, error=error.why)
         draft.fail_unstarted(node, failure)
         return
-    if not found.texts:
+    if not found.texts and not draft.counters.retries:
+        # In a run that was retried there may be items of an earlier list, which a coordinator has to see to.
         draft.values[list_code(node.index)] = draft.values[outcomes_code(node.index)] = "[]"
         draft.follow("map-completed", node, items=0)
         draft.settle(node.index, NodeState.COMPLETED)

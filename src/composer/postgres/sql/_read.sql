@@ -8,7 +8,7 @@ case
   when u.code > -10000 then (select '[' || coalesce(string_agg(case s.state
         when 'completed' then '{"state":"completed","value":' || s.output || ',"error":null}'
         when 'failed' then '{"state":"failed","value":null,"error":' || s.error || '}' else '{"state":"cancelled","value":null,"error":null}' end, ',' order by s.item), '') || ']' from composer.tasks s
-    where s.namespace = $1 and s.run_id = u.run_id and s.node = (-3 - u.code) / 2 and s.item >= 0)
+    where s.namespace = $1 and s.run_id = u.run_id and s.node = (-3 - u.code) / 2 and s.item >= 0 and s.state <> 'cancelled')
   when (-u.code - 10000) % 200001 >= 100000 then (select s.output from composer.tasks s
     where s.namespace = $1 and s.run_id = u.run_id and s.node = (-u.code - 10000) / 200001 and s.item >= 0 and s.state = 'completed'
     order by s.item offset (-u.code - 10000) % 200001 - 100000 limit 1)

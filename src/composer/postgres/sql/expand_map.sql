@@ -2,14 +2,15 @@
 -- of items stored so far is its guard, so that it may be sent again, and by several coordinators.
 -- $1 namespace, $2 run, $3 node, $4 first item, $5 items in all, $6 their inputs, $7 step, $8 queue, $9 priority, $10 read codes,
 -- $11 lease seconds, $12 most active or null, $13 tolerance, $14 how often the run was retried, $15 digest of the list, $16 the node's name as JSON.
--- A retry keeps completed items, unless the list is another one.
+-- A retry keeps completed items, unless the list is another one. A page that was read before the retry is refused.
 -- Locks: the run (the only wait), its map, the page's items. Index: runs_pkey, maps_pkey, tasks_pkey.
 -- Returns: one row; `stored` says whether the page was taken, the rest how far the map is (null without one).
 with locked as materialized (
-  select r.version, r.status, r.letters, r.quarantine from composer.runs r where r.id = $2::uuid and r.namespace = $1 for no key update
+  select r.version, r.status, r.letters, r.counters, r.quarantine from composer.runs r where r.id = $2::uuid and r.namespace = $1 for no key update
 ),
 open as materialized (
   select version from locked where status = 'running' and quarantine is null and substr(letters, $3::int + 1, 1) = 'M'
+     and coalesce((nullif(counters, '')::json ->> 'retries')::int, 0) = $14::int
 ),
 old as materialized (
   select m.* from open cross join lateral (
@@ -33,13 +34,16 @@ kept as materialized (
     ) t
    where $14::int > 0 and not go.afresh and t.state = 'completed'
 ),
--- A list that has become shorter leaves items behind.
+-- Another list: what items gave of the old one is no part of this one, whether their turn comes again or the list has become
+-- shorter. Their rows stay, so that no delivery of theirs is ever counted anew.
 x as (
-  delete from composer.tasks t using (
-    select t.ctid as at from go cross join lateral (
-      select t.ctid from composer.tasks t where t.namespace = $1 and t.run_id = $2::uuid and t.node = $3::int and t.item >= $5::int
-    ) t where go.afresh and $4::int = 0
-  ) z where t.ctid = z.at
+  insert into composer.tasks as t (namespace, run_id, node, item, state)
+  select $1, $2::uuid, $3::int, z.item, 'cancelled' from go cross join lateral (
+    select t.item from composer.tasks t
+     where t.namespace = $1 and t.run_id = $2::uuid and t.node = $3::int and t.item >= cardinality($6::text[]) for no key update
+  ) z where go.afresh and $4::int = 0
+  on conflict (namespace, run_id, node, item) do update set state = 'cancelled', output = null, error = null, lease_owner = null, lease_expires_at = null,
+         wake_at = null, finished_at = clock_timestamp()
 ),
 todo as materialized (
   select p.item, p.input, case when $12::int is null or row_number() over (order by p.item) <= $12::int - go.active then 'ready' else 'held' end as state
@@ -78,11 +82,12 @@ o as (
   select $1, $8::text, $9::smallint, $2::uuid, $3::int, item, $7::text from t where state = 'ready' order by item
   returning queue
 ),
--- While pages are to come, a coordinator looks again soon, should this one die.
+-- While pages are to come, a coordinator looks again soon, should this one die; and so when a commit could not free what it did not see.
 wk as (
   insert into composer.tasks as t (namespace, run_id, node, item, state, wake_at)
   select $1, $2::uuid, $3::int, -1, 'waiting', case when expanded < total then clock_timestamp() + interval '10 s'
-                                                     when completed >= total then clock_timestamp() + interval '5 s' end from m
+                                                     when completed + failed + withdrawn >= total or failed > tolerance
+                                                       or (held > 0 and active < most_active) then clock_timestamp() + interval '5 s' end from m
   on conflict (namespace, run_id, node, item) do update set wake_at = excluded.wake_at where t.state = 'waiting'
 ),
 h as (

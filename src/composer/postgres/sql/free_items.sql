@@ -13,7 +13,7 @@ old as materialized (
 f as materialized (
   select t.* from old cross join lateral (
     select t.item from composer.tasks t
-     where t.namespace = $1 and t.run_id = $2::uuid and t.node = $3::int and t.item >= 0 and t.state = 'held'
+     where t.namespace = $1 and t.run_id = $2::uuid and t.node = $3::int and t.item >= old.next_held and t.state = 'held'
      order by t.item limit old.most_active - old.active for no key update
   ) t
 ),
@@ -28,9 +28,12 @@ m as (
   on conflict (run_id, node, namespace) do update
      set held = x.held - excluded.held, active = x.active + excluded.active, next_held = greatest(x.next_held, excluded.next_held)
 ),
+-- Items that were stored while this statement waited for the run are not to be seen yet: once more, then.
 wk as (
-  insert into composer.tasks as t (namespace, run_id, node, item, state) select $1, $2::uuid, $3::int, -1, 'waiting' from old
-  on conflict (namespace, run_id, node, item) do update set wake_at = null where t.state = 'waiting'
+  insert into composer.tasks as t (namespace, run_id, node, item, state, wake_at)
+  select $1, $2::uuid, $3::int, -1, 'waiting', case when (select count(*) from f) < least(held, most_active - active) then clock_timestamp() + interval '1 s' end
+    from old
+  on conflict (namespace, run_id, node, item) do update set wake_at = excluded.wake_at where t.state = 'waiting'
 ),
 o as (
   insert into composer.outbox (namespace, queue, priority, run_id, node, item, step)
