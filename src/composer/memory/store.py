@@ -583,6 +583,7 @@ class MemoryStore:
             completed=counts.completed + completed,
             held=counts.held + held,
         )
+        run.tasks[page.node, -1].delivery = max(1, run.tasks[page.node, -1].delivery)
         ended = 5.0 if counts.has_ended or counts.has_failed else None
         self._wake_map(run, page.node, 10.0 if counts.expanded < counts.total else ended)
         entry: dict[str, Any] = {

@@ -3,7 +3,7 @@
 -- $1 namespace, $2 run, $3 node, $4 first item, $5 items in all, $6 their inputs, $7 step, $8 queue, $9 priority, $10 read codes,
 -- $11 lease seconds, $12 most active or null, $13 tolerance, $14 how often the run was retried, $15 digest of the list, $16 the node's name as JSON.
 -- A retry keeps completed items, unless the list is another one. A page that was read before the retry is refused.
--- Locks: the run (the only wait), its map, the page's items. Index: runs_pkey, maps_pkey, tasks_pkey.
+-- Locks: the run (the only wait), its map, the map's own task, the page's items. Index: runs_pkey, maps_pkey, tasks_pkey.
 -- Returns: one row; `stored` says whether the page was taken, the rest how far the map is (null without one).
 with locked as materialized (
   select r.version, r.status, r.letters, r.counters, r.quarantine from composer.runs r where r.id = $2::uuid and r.namespace = $1 for no key update
@@ -17,11 +17,19 @@ old as materialized (
     select * from composer.maps m where m.namespace = $1 and m.run_id = $2::uuid and m.node = $3::int for no key update offset 0
   ) m
 ),
+-- A map's first row cannot be seen by a statement that waited for the one that made it. The map's own task, which was there
+-- before, can: its delivery is 1 from the first page on.
+own as materialized (
+  select t.delivery from open cross join lateral (
+    select t.delivery from composer.tasks t where t.namespace = $1 and t.run_id = $2::uuid and t.node = $3::int and t.item = -1 and t.state = 'waiting'
+       for no key update offset 0
+  ) t
+),
 go as materialized (
   select open.version, case when $4::int = 0 then 0 else o.active end as active,
          case when $4::int = 0 then coalesce(o.digest <> $15::text, false) else o.afresh end as afresh
-    from open left join old o on true
-   where case when o.run_id is null or o.retries < $14::int then $4::int = 0 else o.retries = $14::int and o.expanded = $4::int end
+    from open cross join own left join old o on true
+   where case when o.run_id is null then $4::int = 0 and own.delivery = 0 when o.retries < $14::int then $4::int = 0 else o.retries = $14::int and o.expanded = $4::int end
 ),
 page as materialized (
   select $4::int + p.ord::int - 1 as item, p.input from go cross join unnest($6::text[]) with ordinality as p(input, ord)
@@ -88,7 +96,7 @@ wk as (
   select $1, $2::uuid, $3::int, -1, 'waiting', case when expanded < total then clock_timestamp() + interval '10 s'
                                                      when completed + failed + withdrawn >= total or failed > tolerance
                                                        or (held > 0 and active < most_active) then clock_timestamp() + interval '5 s' end from m
-  on conflict (namespace, run_id, node, item) do update set wake_at = excluded.wake_at where t.state = 'waiting'
+  on conflict (namespace, run_id, node, item) do update set wake_at = excluded.wake_at, delivery = greatest(t.delivery, 1) where t.state = 'waiting'
 ),
 h as (
   insert into composer.history (namespace, run_id, version, changes)
