@@ -5,6 +5,7 @@
     │   ├── PlanTypeError        also a TypeError, for protocols Python probes (hash, len, iter)
     │   └── PlanAttributeError   also an AttributeError, so that hasattr and debuggers keep working
     ├── PayloadError             a value does not fit its annotation, or its JSON would lose something
+    │   └── PayloadTooLarge      the value is fine, and its JSON is over the size limit
     ├── OutcomeError             Outcome.unwrap() of a node that has no value; says how it ended
     ├── SettingsError            a setting is missing, unreadable or contradicts another
     │   └── ModuleError          a module to be served is missing, breaks while imported, or defines nothing
@@ -87,6 +88,19 @@ class PayloadError(ComposerError):
     """A value does not fit its annotation, or would not survive its way through JSON."""
 
     code = "payload-error"
+
+
+class PayloadTooLarge(PayloadError):
+    """The JSON of a value is over the limit of one payload: `what` has `size` bytes of UTF-8, `limit` are allowed."""
+
+    code = "payload-too-large"
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        super().__init__(
+            f"{what} has {size:,} bytes, and the limit is {limit:,}: "
+            "store it where your steps can read it, and pass its place"
+        )
+        self.what, self.size, self.limit = what, size, limit
 
 
 class OutcomeError(ComposerError):

@@ -13,6 +13,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from composer.core.decide import decide
 from composer.core.durations import seconds
 from composer.core.events import Scheduled, Started
+from composer.core.limits import within_limit
 from composer.core.plan import INPUT, Plan, canonical
 from composer.core.snapshot import Snapshot
 from composer.core.transition import NeedValues, Transition
@@ -22,8 +23,6 @@ from composer.define.workflow import Workflow
 from composer.errors import PayloadError, PlanTypeError
 from composer.ports.store import NewRun
 
-MOST_BYTES: Final = 2_000_000
-"""A payload above this is refused: it is rewritten, sent and decoded many times. Store it elsewhere, pass where it is."""
 _MOST_SHOWN: Final = 40
 
 
@@ -39,7 +38,7 @@ def checked_workflow(workflow: object) -> Workflow[..., Any]:
 
 def encoded_input(workflow: Workflow[..., Any], args: Sequence[Any]) -> str:
     """The input as JSON text. Raises PayloadError, also when it is over the limit."""
-    return _of_allowed_size(workflow.name, workflow.encode_input(tuple(args), {}))
+    return within_limit(workflow.encode_input(tuple(args), {}), f"the input of workflow {workflow.name}")
 
 
 def named_input(plan: Plan, args: Sequence[Any]) -> str:
@@ -71,7 +70,7 @@ def named_input(plan: Plan, args: Sequence[Any]) -> str:
         f"{json.dumps(each)}:{plain_json(given[each], f'workflow {name}: {each}') if each in given else canonical(p['default'])}"
         for each, p in params.items()
     ]
-    return _of_allowed_size(name, f"{{{','.join(parts)}}}")
+    return within_limit(f"{{{','.join(parts)}}}", f"the input of workflow {name}")
 
 
 def plain_json(value: Any, what: str) -> str:
@@ -94,16 +93,6 @@ def _refuse_constant(name: str) -> Any:
 def _short_json(value: Any) -> str:
     text = canonical(value)
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"
-
-
-def _of_allowed_size(workflow: str, text: str) -> str:
-    size = len(text.encode())
-    if size > MOST_BYTES:
-        raise PayloadError(
-            f"the input of workflow {workflow} has {size:,} bytes, and the limit is {MOST_BYTES:,}: "
-            "store it where your steps can read it, and pass its place"
-        )
-    return text
 
 
 def paired(
