@@ -542,7 +542,7 @@ class MemoryStore:
             or run.snapshot.letters[page.node] is not NodeState.MAPPING
             or run.snapshot.counters.retries != page.retries
         ):
-            return False, old.counts if old else None
+            return False, None
         is_new = old is None or old.counts.retries < page.retries
         if page.first != 0 if is_new else (old is not None and old.counts.expanded != page.first):
             return False, old.counts if old else None
@@ -621,7 +621,18 @@ class MemoryStore:
 
     async def free_items(self, run_id: str, node: int) -> None:
         """Makes held items ready for which a map has room."""
-        run = self._runs[run_id]
+        run = self._runs.get(run_id)
+        kept = run.maps.get(node) if run is not None else None
+        if (
+            run is None
+            or kept is None
+            or run.quarantine is not None
+            or run.snapshot.status is not RunStatus.RUNNING
+            or run.snapshot.letters[node] is not NodeState.MAPPING
+            or kept.most_active is None
+            or not (kept.counts.held and kept.active < kept.most_active)
+        ):
+            return
         self._wake_map(run, node, None)
         self._free(run_id, run, node)
 

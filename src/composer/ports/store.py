@@ -512,7 +512,10 @@ class Store(Protocol):
         ...
 
     async def expand_map(self, page: MapPage) -> tuple[bool, MapCounts | None]:
-        """Stores the page if it is the map's next one. Whether it did, and how far the map is (None: not begun)."""
+        """Stores the page if it is the map's next one. Whether it did, and how far the map is.
+
+        None for a map that has not begun, or goes on no more.
+        """
         ...
 
     async def withdraw_items(self, run_id: str, node: Node, limit: int) -> tuple[int, MapCounts | None]:
