@@ -15,6 +15,7 @@ from composer.core.items import PAGE, NoItems, digest_of, items_of, tolerance_of
 from composer.core.plan import Node, Plan
 from composer.core.states import NodeState
 from composer.core.values import Values, absent_parts
+from composer.errors import StoreUnavailable
 from composer.ports.store import DueWait, MapPage, Store
 
 log = logging.getLogger("composer.coordinator")
@@ -24,7 +25,18 @@ _PATIENCE = 10.0
 
 
 async def tend_map(store: Store, due: DueWait, plan: Plan) -> None:
-    """Whatever the map needs now: more items, fewer, room for held ones, or its end."""
+    """Whatever the map needs now: more items, fewer, room for held ones, or its end. Raises StoreUnavailable only."""
+    try:
+        await _tend(store, due, plan)
+    except StoreUnavailable:
+        raise
+    except Exception as error:
+        # One map that the database will not have must not stop the others, nor the timers. Its items make versions beside.
+        heads = await store.load_heads([due.head.run_id])
+        await Applier(store).quarantine(heads.get(due.head.run_id, due.head), error)
+
+
+async def _tend(store: Store, due: DueWait, plan: Plan) -> None:
     node = plan.nodes[due.node]
     letter = due.head.snapshot.letters[due.node]
     counts = due.counts
