@@ -26,6 +26,7 @@ from composer.errors import (
     NonRetryable,
     OutcomeError,
     PayloadError,
+    PayloadTooLarge,
     PlanError,
     ProcessStepError,
     QueryError,
@@ -42,6 +43,7 @@ from composer.errors import (
     StoreUnavailable,
     TransactionError,
     UnknownEvent,
+    UnknownWorkflow,
 )
 from composer.observe.logging import StepLogFilter
 from composer.settings import Settings
@@ -65,6 +67,7 @@ __all__ = [
     "Outcome",
     "OutcomeError",
     "PayloadError",
+    "PayloadTooLarge",
     "PlanError",
     "ProcessStepError",
     "QueryError",
@@ -92,6 +95,7 @@ __all__ = [
     "StoreUnavailable",
     "TransactionError",
     "UnknownEvent",
+    "UnknownWorkflow",
     "Worker",
     "Workflow",
     "all_of",

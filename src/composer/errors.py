@@ -5,11 +5,13 @@
     │   ├── PlanTypeError        also a TypeError, for protocols Python probes (hash, len, iter)
     │   └── PlanAttributeError   also an AttributeError, so that hasattr and debuggers keep working
     ├── PayloadError             a value does not fit its annotation, or its JSON would lose something
+    │   └── PayloadTooLarge      the value is fine, and its JSON is over the size limit
     ├── OutcomeError             Outcome.unwrap() of a node that has no value; says how it ended
     ├── SettingsError            a setting is missing, unreadable or contradicts another
     │   └── ModuleError          a module to be served is missing, breaks while imported, or defines nothing
     ├── LifespanError            the resources of a worker cannot be opened or closed
     ├── QueryError               a question about runs that cannot be meant
+    ├── UnknownWorkflow          a start by a name that no worker has made known
     ├── RunNotFound              no such run here
     ├── RunQuarantined           the run could not be decided and was taken aside; says why
     ├── RunEnded                 a signal that comes too late
@@ -88,6 +90,19 @@ class PayloadError(ComposerError):
     code = "payload-error"
 
 
+class PayloadTooLarge(PayloadError):
+    """The JSON of a value is over the limit of one payload: `what` has `size` bytes of UTF-8, `limit` are allowed."""
+
+    code = "payload-too-large"
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        super().__init__(
+            f"{what} has {size:,} bytes, and the limit is {limit:,}: "
+            "store it where your steps can read it, and pass its place"
+        )
+        self.what, self.size, self.limit = what, size, limit
+
+
 class OutcomeError(ComposerError):
     """Outcome.unwrap() where there is no value. `state` says how the node ended, `error` why, if it failed."""
 
@@ -145,6 +160,24 @@ class LifespanError(ComposerError):
             self.where and f"at {self.where}",
         )
         return "\n  ".join(part for part in lines if part)
+
+
+class UnknownWorkflow(ComposerError):
+    """No workflow of this name is known in this namespace, so it cannot be started by name; `known` are those that are."""
+
+    code = "unknown-workflow"
+
+    def __init__(self, workflow: str, namespace: str, known: Sequence[str] = ()) -> None:
+        super().__init__(workflow, namespace, tuple(known))
+        self.workflow, self.namespace, self.known = workflow, namespace, tuple(known)
+
+    def __str__(self) -> str:
+        close = get_close_matches(self.workflow, self.known, 3)
+        meant = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
+        return (
+            f"no workflow {self.workflow!r} is known in namespace {self.namespace!r}\n"
+            f"  {meant}A worker makes its workflows known when it begins, and a start with the @workflow itself does, too."
+        )
 
 
 class _AboutRun(ComposerError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -84,6 +85,17 @@ async def test_changes_are_read_from_a_version_on(driver: Driver) -> None:
     assert later is not None
     assert (later.history, later.begun) == ([], [])
     assert await driver.store.changes((await driver.store.mint_run_ids(1))[0], 0, 10) is None
+
+
+async def test_a_worker_that_is_silent_for_too_long_is_not_present(driver: Driver) -> None:
+    """A registration lapses after the time it was given for, and counts again once it is renewed."""
+    worker = WorkerRecord("me", "host", "boot", 7, 1.0, ["default"], ["a"])
+    await driver.store.register_worker(worker, ttl=60.0)
+    await driver.store.register_worker(replace(worker, worker_id="other"), ttl=3_600.0)
+    await driver.later(61.0)
+    assert [w.worker_id for w in (await driver.store.presence()).workers] == ["other"]
+    await driver.store.register_worker(worker, ttl=60.0)
+    assert [w.worker_id for w in (await driver.store.presence()).workers] == ["me", "other"]
 
 
 async def test_presence_is_who_lives(driver: Driver) -> None:

@@ -50,6 +50,22 @@ async def test_plan_that_does_not_exist_raises_key_error(driver: Driver) -> None
         await driver.store.load_plan(987_654)
 
 
+async def test_a_workflow_name_gives_the_plan_registered_last(driver: Driver) -> None:
+    """A name gives the newest plan of its workflow, whatever its shape or options; a name nobody registered gives None."""
+    store = driver.store
+    assert await store.named_plan("flow") is None
+    assert await store.workflow_names(10) == []
+    first = await store.register_plan(a_plan())
+    assert await store.named_plan("flow") == first
+    for newer in (a_plan(timeout=60.0), a_diamond()):
+        assert await store.named_plan("flow") != (newest := await store.register_plan(newer))
+        assert await store.named_plan("flow") == newest
+    for name in ("b", "B", "a-b", "a"):
+        await store.register_plan(a_plan(workflow=name))
+    assert await store.workflow_names(10) == ["B", "a", "a-b", "b", "flow"]
+    assert await store.workflow_names(2) == ["B", "a"]
+
+
 async def test_run_ids_rise(driver: Driver) -> None:
     """Minted ids are UUIDs of version 7, in rising order, over several calls."""
     ids = [*await driver.store.mint_run_ids(50), *await driver.store.mint_run_ids(50)]

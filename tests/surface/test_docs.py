@@ -227,7 +227,11 @@ def known_options(words: list[str]) -> set[str] | None:
     if program == "composer":
         commands: dict[str, Any] = vars(typer.main.get_command(app))["commands"]
         assert rest[0] in commands, f"there is no `composer {rest[0]}`"
-        return options_of(commands[rest[0]])
+        found = commands[rest[0]]
+        if "commands" in vars(found):
+            assert rest[1] in found.commands, f"there is no `composer {rest[0]} {rest[1]}`"
+            found = found.commands[rest[1]]
+        return options_of(found)
     if program == "python" and rest[:1] == ["-m"]:
         module = rest[1]
         if module == "composer.worker":

@@ -321,6 +321,14 @@ async def clients(client: Client, other: AsyncClient, order: Order) -> None:
     client.start(wires, order).result(60)  # E: mypy pyright
     client.start_many(wires, [(1,)])  # E: mypy pyright
     client.start_many(wires, [order])  # E: mypy pyright
+    client.start("wires", order)  # E: mypy pyright
+    client.start("wires", {"order": order}, {"order": order})  # E: mypy pyright
+    client.start("wires", order={})  # E: mypy pyright
+    client.start_many("wires", [(order,)])  # E: mypy pyright
+    client.runs(charge)  # E: mypy pyright
+    client.runs(since="yesterday")  # E: mypy pyright
+    client.watch("x").version  # E: mypy pyright
+    client.explain("x").node  # E: mypy pyright
     client.cancel(1)  # E: mypy pyright
     client.get("x").state  # E: mypy pyright
     (await other.start(wires, order)).result().upper  # E: mypy pyright

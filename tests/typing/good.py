@@ -1,7 +1,7 @@
 # pyright: strict
 """Correct uses of the define layer: neither checker has anything to say about this file."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -256,6 +256,16 @@ def with_a_client(client: Client, order: Order) -> None:
     assert_type(client.start(other.bind(3, scale=2.0)).result(), float)
     assert_type(client.start_many(fulfil, [(order,), (order,)])[0].result(), Label)
     assert_type(client.handle(fulfil, "id").result(), Label)
+    assert_type(client.handle("fulfil", "id"), RunHandle[Any])
+    assert_type(client.start("fulfil", {"order": order}), RunHandle[Any])
+    assert_type(client.start("nightly", delay="1h").id, str)
+    assert_type(client.start_many("fulfil", [{"order": order}], tags={"a": "b"}), list[RunHandle[Any]])
+    assert_type(
+        [run.error_code for run in client.runs(fulfil, status=["failed"], since=datetime.now())], list[str | None]
+    )
+    assert_type([run.id for run in client.runs("fulfil", status="failed", tags={"a": "b"})], list[str])
+    assert_type([change.node for change in handle.watch(after_version=3)], list[str | None])
+    assert_type([node.is_stuck for node in client.explain(handle.id).nodes], list[bool])
     assert_type(client.get(handle.id).status, str)
     assert_type(client.cancel(handle.id, reason="x").accepted, bool)
     assert_type([each.node for each in client.retry(handle.id, dry_run=True).reset_steps], list[str])
@@ -265,6 +275,11 @@ async def with_an_async_client(client: AsyncClient, order: Order) -> None:
     handle = await client.start(fulfil, order)
     assert_type(handle, AsyncRunHandle[Label])
     assert_type(await handle.result(), Label)
+    assert_type(await client.start("fulfil", {"order": order}, priority=3), AsyncRunHandle[Any])
+    assert_type(await client.start_many("fulfil", [{"order": order}]), list[AsyncRunHandle[Any]])
+    assert_type([run.tags async for run in client.runs(fulfil)], list[Mapping[str, str]])
+    assert_type([change.version async for change in client.watch(handle.id)], list[int])
+    assert_type((await handle.explain()).text, str)
     result = await run_workflow(fulfil, order, replace={charge: fake_charge, pack: fake_charge}, crash=ship)
     assert_type(result.value, Label)
     assert_type((await crash_everywhere(other, 1))[0].value, float)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar, overload
 
 import anyio
 from anyio.abc import TaskGroup
@@ -20,7 +21,15 @@ from composer.apply import QUARANTINED, Applied, Applier, persistently
 from composer.client.explaining import Explanation, explanation
 from composer.client.listing import Listing, RunSummary, query_of
 from composer.client.signals import SignalResult, checked_payload
-from composer.client.starting import checked_workflow, encoded_input, new_run, paired, when_to_start
+from composer.client.starting import (
+    checked_workflow,
+    encoded_input,
+    is_storable,
+    named_input,
+    new_run,
+    paired,
+    when_to_start,
+)
 from composer.client.views import RunView, failure_of, view
 from composer.client.watching import Change, Watch
 from composer.coordinator.recovery import Recovered, recover
@@ -37,6 +46,7 @@ from composer.errors import (
     RunNotRetryable,
     RunQuarantined,
     StoreUnavailable,
+    UnknownWorkflow,
 )
 from composer.hosting import Hosted
 from composer.ports.store import ClaimedTask, HistoryRow, NewRun, RunHead, StartAnswer, Store
@@ -53,6 +63,8 @@ PATIENCE: Final = 10.0
 MOST_HANDED_OVER: Final = 100
 """Runs of one start call whose first tasks may go to a worker of this process at once."""
 _MOST_FRESH: Final = 10_000
+_MOST_NAMES: Final = 1_000
+"""Names of workflows that an unknown one is compared with."""
 _SLEEP_TTL: Final = 30.0
 _SLEEP_RENEWED: Final = 10.0
 
@@ -100,9 +112,14 @@ class AsyncRunHandle(Generic[R_co]):
         return f"<AsyncRunHandle {self.id}>"
 
     async def result(self, *, timeout: float | None = None) -> R_co:
-        """The run's result, once it has one. Raises RunFailed, RunCancelled, ResultTimeout after `timeout` seconds."""
+        """The run's result, once it has one; of a run started by name as plain JSON.
+
+        Raises RunFailed, RunCancelled, ResultTimeout after `timeout` seconds.
+        """
         text = await self._client.wait_for_output(self.id, timeout=timeout)
-        assert self._workflow is not None
+        if self._workflow is None:
+            value: Any = json.loads(text)
+            return value  # type: ignore[no-any-return]
         return self._workflow.decode_result(text)
 
     async def get(self) -> RunView:
@@ -204,6 +221,7 @@ class AsyncClient:
         return self._store
 
     # -- starting ------------------------------------------------------------------------------------------
+    @overload
     async def start(
         self,
         workflow: Startable[Callable[[Unpack[Ts]], R]],
@@ -215,12 +233,42 @@ class AsyncClient:
         priority: int = 0,
         tags: Mapping[str, str] | None = None,
         within: object | None = None,
-    ) -> AsyncRunHandle[R]:
+    ) -> AsyncRunHandle[R]: ...
+    @overload
+    async def start(
+        self,
+        workflow: str,
+        arguments: Mapping[str, Any] = ...,
+        /,
+        *,
+        idempotency_key: str | None = None,
+        delay: float | timedelta | str | None = None,
+        start_at: datetime | None = None,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        within: object | None = None,
+    ) -> AsyncRunHandle[Any]: ...
+    # mypy does not see that *args: Any takes what the first one's *args do.
+    async def start(  # type: ignore[misc]
+        self,
+        workflow: Any,
+        /,
+        *args: Any,
+        idempotency_key: str | None = None,
+        delay: float | timedelta | str | None = None,
+        start_at: datetime | None = None,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        within: object | None = None,
+    ) -> AsyncRunHandle[Any]:
         """Starts a run and returns its handle as soon as it is durable.
 
         Arguments go by position and are checked here; for keyword arguments use `workflow.bind(...)`. With an
         idempotency key, the same key and input give the same run, whatever became of it; another input raises
         IdempotencyConflict. Raises PayloadError, PlanTypeError, StoreUnavailable.
+
+        By name, `start("fulfil", {"order": order})`, no code of the workflow is needed here: its newest plan is used, names
+        are checked by it, values are written as JSON as they are, and the result comes as plain JSON. Raises UnknownWorkflow.
 
         `within` is a connection of your own in the same database, with a transaction in progress: of asyncpg, psycopg,
         SQLAlchemy (connection or session, sync or async) or Django (or its alias). The run then exists once that
@@ -233,6 +281,7 @@ class AsyncClient:
         )  # fmt: skip
         return handles[0]
 
+    @overload
     async def start_many(
         self,
         workflow: Startable[Callable[[Unpack[Ts]], R]],
@@ -245,10 +294,40 @@ class AsyncClient:
         priority: int = 0,
         tags: Mapping[str, str] | None = None,
         within: object | None = None,
-    ) -> list[AsyncRunHandle[R]]:
-        """Starts one run an input (a tuple of arguments), all or none, in one statement. Handles in the order of the inputs."""
+    ) -> list[AsyncRunHandle[R]]: ...
+    @overload
+    async def start_many(
+        self,
+        workflow: str,
+        inputs: Iterable[Mapping[str, Any]],
+        /,
+        *,
+        idempotency_keys: Sequence[str] | None = None,
+        delay: float | timedelta | str | None = None,
+        start_at: datetime | None = None,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        within: object | None = None,
+    ) -> list[AsyncRunHandle[Any]]: ...
+    async def start_many(
+        self,
+        workflow: Any,
+        inputs: Iterable[Any],
+        /,
+        *,
+        idempotency_keys: Sequence[str] | None = None,
+        delay: float | timedelta | str | None = None,
+        start_at: datetime | None = None,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        within: object | None = None,
+    ) -> list[AsyncRunHandle[Any]]:
+        """Starts one run an input (a tuple of arguments, or by name a dict), all or none, in one statement.
+
+        Handles in the order of the inputs. Raises as start().
+        """
         return await self._start(
-            workflow, paired(inputs, idempotency_keys), within,
+            workflow, paired(workflow, inputs, idempotency_keys), within,
             delay=delay, start_at=start_at, priority=priority, tags=tags,
         )  # fmt: skip
 
@@ -263,26 +342,42 @@ class AsyncClient:
         tags: Mapping[str, str] | None,
     ) -> list[NewRun]:
         """Runs ready to be stored, of arguments and idempotency keys; their plan is registered. What start() begins with."""
-        flow = checked_workflow(workflow)
-        texts = [encoded_input(flow, args) for args, _ in inputs]
-        store, plan = self.store, flow.plan
+        store = self.store
         starts = when_to_start(delay, start_at)
-        plan_id = await persistently(lambda: store.register_plan(plan), PATIENCE)
+        if isinstance(workflow, str):
+            plan_id, plan = await self._named(workflow)
+            texts = [named_input(plan, args) for args, _ in inputs]
+        else:
+            flow = checked_workflow(workflow)
+            texts = [encoded_input(flow, args) for args, _ in inputs]
+            plan = flow.plan
+            plan_id = await persistently(lambda: store.register_plan(plan), PATIENCE)
         ids = await store.mint_run_ids(len(inputs))
         return [
-            new_run(run_id, flow.name, plan, plan_id, text, key=key, priority=priority, tags=tags or {}, starts=starts)
+            new_run(
+                run_id, plan.workflow, plan, plan_id, text, key=key, priority=priority, tags=tags or {}, starts=starts
+            )
             for run_id, text, (_, key) in zip(ids, texts, inputs, strict=True)
         ]
+
+    async def _named(self, workflow: str) -> tuple[int, Plan]:
+        """The plan that starts by this name use, and its id. Raises UnknownWorkflow."""
+        store = self.store
+        plan_id = await persistently(lambda: store.named_plan(workflow), PATIENCE) if is_storable(workflow) else None
+        if plan_id is None:
+            known = await persistently(lambda: store.workflow_names(_MOST_NAMES), PATIENCE)
+            raise UnknownWorkflow(workflow, store.namespace, known)
+        return plan_id, await self._plan(plan_id)
 
     def _handles(
         self, workflow: Any, runs: Sequence[NewRun], answers: Sequence[StartAnswer], *, tried_again: bool = False
     ) -> list[AsyncRunHandle[Any]]:
         """Handles of runs that were stored. Raises IdempotencyConflict. What start() ends with."""
-        flow = checked_workflow(workflow)
+        flow = _typed_by(workflow)
         made: list[AsyncRunHandle[Any]] = []
         for run, answer in zip(runs, answers, strict=True):
             if run.key is not None and answer.digest != run.digest:
-                raise IdempotencyConflict(answer.run_id, flow.name, run.key)
+                raise IdempotencyConflict(answer.run_id, run.workflow, run.key)
             # A start whose first answer was lost finds its own run.
             created = answer.created or (tried_again and answer.run_id == run.run_id)
             made.append(AsyncRunHandle(self, answer.run_id, flow, created=created))
@@ -359,7 +454,9 @@ class AsyncClient:
     def watch(self, run_id: str, *, after_version: int = 0) -> AsyncGenerator[Change]:
         """Everything that happened to a run, then everything that happens, until it has ended; each change once, in order.
 
-        `after_version` goes on where another watch stopped, at Change.version. Raises RunNotFound while iterating.
+        `after_version` goes on where another watch stopped: give it the version of the last change that was dealt with.
+        A body that had begun then and not ended may be told to start once more; nothing else is told twice. As one
+        version can have several changes, stop between versions. Raises RunNotFound while iterating.
         """
         return _iterated(self.watching(run_id, after_version=after_version).more)
 
@@ -388,9 +485,13 @@ class AsyncClient:
             raise RunNotFound(run_id, self.store.namespace)
         return rows
 
-    def handle(self, workflow: Startable[Callable[..., R]], run_id: str, /) -> AsyncRunHandle[R]:
-        """A handle on a run that was started elsewhere, typed by its workflow."""
-        return AsyncRunHandle(self, run_id, checked_workflow(workflow), created=False)
+    @overload
+    def handle(self, workflow: Startable[Callable[..., R]], run_id: str, /) -> AsyncRunHandle[R]: ...
+    @overload
+    def handle(self, workflow: str, run_id: str, /) -> AsyncRunHandle[Any]: ...
+    def handle(self, workflow: Any, run_id: str, /) -> AsyncRunHandle[Any]:
+        """A handle on a run that was started elsewhere, typed by its workflow; with a name instead its result is plain JSON."""
+        return AsyncRunHandle(self, run_id, _typed_by(workflow), created=False)
 
     async def wait_for_output(self, run_id: str, *, timeout: float | None = None) -> str:
         """The run's output as JSON text, once it has completed. Raises as AsyncRunHandle.result."""
@@ -619,6 +720,11 @@ async def _hand_over(run: NewRun, answer: StartAnswer, taker: Taker) -> None:
         delivery = Delivery(node, 1, 1, worker=taker.id, claimed_at=answer.claimed_at)
         tasks.append(ClaimedTask(head, delivery, run.plan.nodes[node].step, {INPUT: run.input}))
     await taker.take(tasks)
+
+
+def _typed_by(workflow: object) -> Workflow[..., Any] | None:
+    """The workflow whose type a result has; None for the name of one. Raises PlanTypeError for anything else."""
+    return None if isinstance(workflow, str) else checked_workflow(workflow)
 
 
 def _checked_id(run_id: str) -> str:

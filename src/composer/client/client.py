@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from typing_extensions import TypeVarTuple, Unpack
@@ -129,6 +129,7 @@ class Client:
             self._calls.discard(future)
 
     # Signatures below repeat AsyncClient's, because type checkers read them; what they do is written there once.
+    @overload
     def start(
         self,
         workflow: Startable[Callable[[Unpack[Ts]], R]],
@@ -140,7 +141,34 @@ class Client:
         priority: int = 0,
         tags: Mapping[str, str] | None = None,
         within: object | None = None,
-    ) -> RunHandle[R]:
+    ) -> RunHandle[R]: ...
+    @overload
+    def start(
+        self,
+        workflow: str,
+        arguments: Mapping[str, Any] = ...,
+        /,
+        *,
+        idempotency_key: str | None = None,
+        delay: float | timedelta | str | None = None,
+        start_at: datetime | None = None,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        within: object | None = None,
+    ) -> RunHandle[Any]: ...
+    # mypy does not see that *args: Any takes what the first one's *args do.
+    def start(  # type: ignore[misc]
+        self,
+        workflow: Any,
+        /,
+        *args: Any,
+        idempotency_key: str | None = None,
+        delay: float | timedelta | str | None = None,
+        start_at: datetime | None = None,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        within: object | None = None,
+    ) -> RunHandle[Any]:
         """Starts a run and returns its handle as soon as it is durable. See AsyncClient.start.
 
         What is given as `within` is used in the calling thread, and is not an async connection.
@@ -152,6 +180,7 @@ class Client:
             self, self.call(self._client.start, workflow, *args, idempotency_key=idempotency_key, **options)
         )
 
+    @overload
     def start_many(
         self,
         workflow: Startable[Callable[[Unpack[Ts]], R]],
@@ -164,11 +193,38 @@ class Client:
         priority: int = 0,
         tags: Mapping[str, str] | None = None,
         within: object | None = None,
-    ) -> list[RunHandle[R]]:
+    ) -> list[RunHandle[R]]: ...
+    @overload
+    def start_many(
+        self,
+        workflow: str,
+        inputs: Iterable[Mapping[str, Any]],
+        /,
+        *,
+        idempotency_keys: Sequence[str] | None = None,
+        delay: float | timedelta | str | None = None,
+        start_at: datetime | None = None,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        within: object | None = None,
+    ) -> list[RunHandle[Any]]: ...
+    def start_many(
+        self,
+        workflow: Any,
+        inputs: Iterable[Any],
+        /,
+        *,
+        idempotency_keys: Sequence[str] | None = None,
+        delay: float | timedelta | str | None = None,
+        start_at: datetime | None = None,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        within: object | None = None,
+    ) -> list[RunHandle[Any]]:
         """Starts one run an input, all or none. See AsyncClient.start_many."""
         options: dict[str, Any] = {"delay": delay, "start_at": start_at, "priority": priority, "tags": tags}
         if within is not None:
-            return self._start_within(within, workflow, paired(inputs, idempotency_keys), options)
+            return self._start_within(within, workflow, paired(workflow, inputs, idempotency_keys), options)
         started = self.call(self._client.start_many, workflow, inputs, idempotency_keys=idempotency_keys, **options)
         return [RunHandle(self, handle) for handle in started]
 
@@ -187,8 +243,12 @@ class Client:
         self.call(persistently, borrowed.prepare, PATIENCE)
         return [RunHandle(self, handle) for handle in client._handles(workflow, runs, borrowed.start_now(runs))]
 
-    def handle(self, workflow: Startable[Callable[..., R]], run_id: str, /) -> RunHandle[R]:
-        """A handle on a run that was started elsewhere, typed by its workflow."""
+    @overload
+    def handle(self, workflow: Startable[Callable[..., R]], run_id: str, /) -> RunHandle[R]: ...
+    @overload
+    def handle(self, workflow: str, run_id: str, /) -> RunHandle[Any]: ...
+    def handle(self, workflow: Any, run_id: str, /) -> RunHandle[Any]:
+        """A handle on a run that was started elsewhere, typed by its workflow; with a name instead its result is plain JSON."""
         return RunHandle(self, self._client.handle(workflow, run_id))
 
     def get(self, run_id: str) -> RunView:

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from composer.apply import persistently
+from composer.client.starting import is_storable
 from composer.core.states import SETTLED, RunStatus
 from composer.define.workflow import Workflow
 from composer.errors import QueryError
@@ -91,8 +92,13 @@ def query_of(
             )
     for name, value in (tags or {}).items():
         given: Any = (name, value)
-        if not all(isinstance(each, str) for each in given):
-            raise QueryError(f"tags: {name!r}={value!r}: names and values of tags are text")
+        if not all(isinstance(each, str) and is_storable(each) for each in given):
+            raise QueryError(
+                f"tags: {name!r}={value!r}: names and values of tags are text, without NUL or lone surrogates"
+            )
+    for what, text in (("workflow", workflow), ("error_code", error_code)):
+        if isinstance(text, str) and not is_storable(text):
+            raise QueryError(f"{what}={text!r}: no run has that, as it holds NUL or a lone surrogate")
     return RunQuery(
         workflow.name if isinstance(workflow, Workflow) else workflow,
         frozenset(_status(each) for each in ([status] if isinstance(status, str) else status or ())),

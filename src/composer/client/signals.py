@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from pydantic_core import PydanticSerializationError, to_json
-
+from composer.client.starting import plain_json
+from composer.core.limits import within_limit
 from composer.core.plan import Plan, canonical
-from composer.define.payloads import short
 from composer.errors import PayloadError, UnknownEvent
 
 
@@ -26,15 +25,12 @@ class SignalResult:
 
 
 def checked_payload(run_id: str, plan: Plan, name: str, payload: Any) -> str:
-    """The payload as JSON text. Raises UnknownEvent, PayloadError naming the event, the path and what was expected there."""
+    """The payload as JSON text. Raises UnknownEvent, PayloadError (PayloadTooLarge) naming the event, the path and what was expected there."""
     if name not in plan.events:
         raise UnknownEvent(run_id, plan.workflow, name, sorted(plan.events))
     what = f"event {name!r} of workflow {plan.workflow!r}"
-    try:
-        text = to_json(payload, inf_nan_mode="constants", bytes_mode="base64").decode()
-        value = json.loads(text, parse_constant=_refuse_constant)
-    except (PydanticSerializationError, ValueError, RecursionError) as error:
-        raise PayloadError(f"{what}: {short(payload)} cannot be written as JSON: {error}") from None
+    text = within_limit(plain_json(payload, what), f"the payload of {what}")
+    value = json.loads(text)
     for node in plan.events[name]:
         schema = plan.body["nodes"][node]["schema"]
         if schema:
@@ -42,10 +38,6 @@ def checked_payload(run_id: str, plan: Plan, name: str, payload: Any) -> str:
             if problem:
                 raise PayloadError(f"{what}: {problem}")
     return text
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"JSON has no {name}")
 
 
 class _Validator:

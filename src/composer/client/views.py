@@ -49,6 +49,7 @@ class NodeView:
     started_at: datetime | None = None
     finished_at: datetime | None = None
     next_attempt_at: datetime | None = None
+    """Of a wait or a sleep: when its time is over."""
     items: MapProgress | None = None
     """Of a map that has begun."""
     answer: bool | None = None
@@ -130,19 +131,20 @@ def _node(node: Node, letter: NodeState, task: TaskRecord | None, counts: MapCou
         return NodeView(node.name, letter.word, node.step)
     # An active node's task says more than its letter: ready, leased or delayed.
     state = task.state if letter is NodeState.ACTIVE else letter.word
-    is_map = node.kind == "map"
+    # Only steps have attempts; what else a node's task tells is since when it waits.
+    is_step = node.kind == "step"
     return NodeView(
         node.name,
         state,
         node.step,
-        attempt=0 if is_map else task.attempt,
+        attempt=task.attempt if is_step else 0,
         failures=task.failures,
         crashes=task.crashes,
         error=_decoded(task.error),
         worker=task.owner,
-        started_at=task.created_at if is_map else task.started_at,
+        started_at=task.started_at if is_step else task.created_at,
         finished_at=task.finished_at,
-        next_attempt_at=None if is_map else task.wake_at,
+        next_attempt_at=None if node.kind == "map" else task.wake_at,
         items=MapProgress(counts.total, counts.completed, counts.failed, counts.withdrawn) if counts else None,
     )
 

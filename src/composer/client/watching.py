@@ -32,12 +32,13 @@ _TOLD_BY_EVENTS: Final = {NodeState.SKIPPED: "node-skipped", NodeState.CANCELLED
 class Change:
     """One thing that happened to a run.
 
-    `event` is history's word for it (step-completed, step-failed, cancel-requested, ...), or step-started, node-skipped,
+    `event` is history's word for it (step-completed, step-failed, cancel-requested, ...) or for what followed (map-started,
+    wait-started, sleep-started, race-won, ...), or step-started, condition-answered, condition-failed, node-skipped,
     node-cancelled, run-completed, run-failed, run-cancelled.
     """
 
     version: int
-    """The run's version it belongs to; a start has that of the transition before it."""
+    """The run's version it belongs to; a start has that of the transition before it. A version can have several changes."""
     at: datetime
     """On the database's clock."""
     event: str
@@ -150,10 +151,17 @@ def _told_by(row: HistoryRow) -> list[Change]:
         )
     for entry in row.changes.get("follows", ()):
         named.add(entry["node"])
-        changes.append(Change(row.version, row.at, entry["event"], entry["node"], status=status, facts=entry))
+        changes.append(
+            Change(
+                row.version, row.at, entry["event"], entry["node"], status=status, error=entry.get("error"), facts=entry
+            )
+        )
     for name, answer in row.changes.get("guards", {}).items():
         facts = {"answer": answer}
         changes.append(Change(row.version, row.at, "condition-answered", name, status=status, facts=facts))
+    for name, why in row.changes.get("unevaluable", {}).items():
+        named.add(name)
+        changes.append(Change(row.version, row.at, "condition-failed", name, status=status, error=why))
     for name, letter in row.changes.get("nodes", {}).items():
         event = _TOLD_BY_EVENTS.get(NodeState(letter))
         if event is not None and name not in named:

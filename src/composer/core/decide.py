@@ -31,11 +31,13 @@ from composer.core.events import (
 from composer.core.expressions import Unreadable, render
 from composer.core.kinds import guard, race, sleep, step, wait
 from composer.core.kinds import map as map_
+from composer.core.limits import within_limit
 from composer.core.plan import Need, Node, Plan, node_read
 from composer.core.readiness import Fate, Standing, fate, standing
 from composer.core.snapshot import Counters, Snapshot
 from composer.core.states import ENDED_RUN, SETTLED, NodeState, RunStatus
 from composer.core.transition import NeedValues, NewSignal, RunResult, Transition
+from composer.errors import PayloadTooLarge
 
 _KINDS: Final[Mapping[str, Any]] = {
     "step": step,
@@ -257,7 +259,10 @@ def _finish(draft: Draft) -> None:
         return
     draft.status = RunStatus.COMPLETED
     try:
-        draft.result = RunResult(output=render(plan, plan.output, values))
+        draft.result = RunResult(output=within_limit(render(plan, plan.output, values), "the run's output"))
+    except PayloadTooLarge as error:
+        draft.status = RunStatus.FAILED
+        draft.result = RunResult(error=json.dumps({"code": error.code, "message": str(error)}))
     except Unreadable as error:
         draft.status = RunStatus.FAILED
         draft.result = RunResult(

@@ -197,6 +197,14 @@ class MemoryStore:
         ids = [i for i, plan in self._plans.items() if (plan.workflow, plan.shape) == (workflow, shape)]
         return max(ids, default=None)
 
+    async def named_plan(self, workflow: str) -> int | None:
+        """The plan of this workflow registered last."""
+        return max((i for i, plan in self._plans.items() if plan.workflow == workflow), default=None)
+
+    async def workflow_names(self, limit: int) -> list[str]:
+        """Names of the workflows here."""
+        return sorted({plan.workflow for plan in self._plans.values()})[:limit]
+
     # -- runs --------------------------------------------------------------------------------------------
     async def start_runs(self, runs: Sequence[NewRun], *, owner: str = "", lease: float = 0.0) -> list[StartAnswer]:
         """Stores new runs with their root tasks."""
@@ -925,7 +933,9 @@ class MemoryStore:
 
     async def presence(self) -> Presence:
         """The workers of this process."""
-        return Presence(self._clock.now(), [self._workers[name] for name in sorted(self._workers)])
+        now = self._clock.now()
+        alive = [self._workers[name] for name in sorted(self._workers) if self._workers_until[name] > now]
+        return Presence(now, alive)
 
     async def forget_worker(self, worker_id: str) -> None:
         """Forgets the worker."""

@@ -469,6 +469,14 @@ class Store(Protocol):
         """The plan of this shape that new starts of the workflow use, else the one of this shape registered last."""
         ...
 
+    async def named_plan(self, workflow: str) -> int | None:
+        """The plan that a start by the workflow's name uses: the one a process registered last. None for an unknown name."""
+        ...
+
+    async def workflow_names(self, limit: int) -> list[str]:
+        """Up to `limit` names of workflows that can be started by name, in alphabetical order."""
+        ...
+
     async def start_runs(self, runs: Sequence[NewRun], *, owner: str = "", lease: float = 0.0) -> list[StartAnswer]:
         """Stores new runs, in one statement. One answer a run, in order. A key that is taken answers with its run.
 

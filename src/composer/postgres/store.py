@@ -285,6 +285,26 @@ class PostgresStore:
         )  # fmt: skip
         return rows[0]["id"] if rows else None
 
+    async def named_plan(self, workflow: str) -> int | None:
+        """The plan that new starts by this name use."""
+        rows = await self._fetch(
+            "looking for a workflow",
+            f"select plan from {self._schema}.workflows where namespace = $1 and name = $2",
+            self.namespace,
+            workflow,
+        )
+        return rows[0]["plan"] if rows else None
+
+    async def workflow_names(self, limit: int) -> list[str]:
+        """Names of the workflows that processes registered."""
+        rows = await self._fetch(
+            "listing workflows",
+            f'select name from {self._schema}.workflows where namespace = $1 order by name collate "C" limit $2',
+            self.namespace,
+            limit,
+        )
+        return [row["name"] for row in rows]
+
     # -- runs --------------------------------------------------------------------------------------------
     async def start_runs(self, runs: Sequence[NewRun], *, owner: str = "", lease: float = 0.0) -> list[StartAnswer]:
         """Stores new runs with their root tasks, in one statement."""

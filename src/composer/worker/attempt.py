@@ -33,6 +33,7 @@ from composer.core.events import (
     StepSnoozed,
 )
 from composer.core.expressions import Unreadable, render
+from composer.core.limits import within_limit
 from composer.core.plan import Node, Plan, node_of
 from composer.core.values import Values, absent_parts
 from composer.define.context import StepContext, enter, leave
@@ -261,12 +262,12 @@ class Attempt:
         return lambda: self._in_thread(fn, args, kwargs)
 
     def _completed(self, value: Any) -> Report:
-        if self.crossed is not None and value is self.crossed[0]:
-            return StepCompleted(self.task, self.crossed[1])
+        crossed = self.crossed
         try:
-            return StepCompleted(self.task, self.step.encode_result(value))
+            text = crossed[1] if crossed and value is crossed[0] else self.step.encode_result(value)
+            return StepCompleted(self.task, within_limit(text, f"the result of step {self.step.name}"))
         except PayloadError as error:
-            failure = Failure(FailureKind.PAYLOAD, "PayloadError", _storable(str(error))[:_MOST_TEXT])
+            failure = Failure(FailureKind.PAYLOAD, type(error).__name__, _storable(str(error))[:_MOST_TEXT])
             return self._failed(failure, retryable=False)
 
     async def _in_process(self, arguments: str) -> Any:

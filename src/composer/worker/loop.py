@@ -331,6 +331,9 @@ class WorkerLoop:
         await ready.wait(self._settings.poll_interval)
 
     def _free_slots(self) -> int:
+        if len(self._reports) >= MOST_REPORTS:
+            # Bodies end faster than their results are stored: what is not stored is lost with this process.
+            return 0
         return self._settings.concurrency - len(self._attempts) - self._reserved
 
     # -- bodies ------------------------------------------------------------------------------------------------
