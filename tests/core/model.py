@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from composer.core.decide import decide
-from composer.core.events import Delivery, Event, Report, Scheduled, Started, StoredSignal
+from composer.core.events import Delivery, Event, Report, Scheduled, Started, StoredSignal, TimerFired
 from composer.core.history import fold
 from composer.core.plan import INPUT, Plan
 from composer.core.snapshot import Snapshot
@@ -19,6 +19,13 @@ from composer.core.transition import Fence, NeedValues, TaskChange, Transition
 
 HEARD = frozenset({TaskState.LEASED, TaskState.READY, TaskState.DELAYED, TaskState.HELD})
 """States in which the current delivery is still heard: nobody has claimed the task since."""
+
+
+def _about(event: Event) -> int | None:
+    """The node whose task an event is about, when its fence is that task's."""
+    if isinstance(event, TimerFired):
+        return event.node
+    return event.task.node if isinstance(event, Report) else None
 
 
 @dataclass(slots=True)
@@ -110,7 +117,7 @@ class ModelStore:
             stale = frozenset[int]() if decision.is_empty else self.commit(decision)
             if not stale:
                 return Outcome(None if decision.is_empty else decision, dropped + decision.ignored)
-            for event in [each for each in events if isinstance(each, Report) and each.task.node in stale]:
+            for event in [each for each in events if _about(each) in stale]:
                 events.remove(event)
                 dropped.append((event, "stale"))
 

@@ -1,4 +1,4 @@
-"""Waits, sleeps and races as users write them: rows 20 to 23, 27, 28 and 65 of the scenario table."""
+"""Waits, sleeps and races as users write them: rows 20 to 23, 27, 28, 64 and 65 of the scenario table."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from composer import (
     when,
     workflow,
 )
+from composer.client.starting import when_to_start
 from composer.testing import Later
 from tests.language.stage import Stage
 
@@ -180,6 +181,34 @@ async def test_row_65_odd_sleeps(stage: Stage) -> None:
         @workflow
         def negative(n: int) -> str:
             return say.after(sleep(-1.0))("x")
+
+
+@step
+async def naive(n: int) -> datetime:
+    """A moment without a zone."""
+    return datetime(2031, 5, 1)
+
+
+@workflow
+def sleeps_until_nobody_knows(n: int) -> str:
+    """Sleeps until a value without a zone."""
+    return say.after(sleep_until(naive(n)))("slept")
+
+
+async def test_row_64_moments_have_a_zone(stage: Stage) -> None:
+    """A constant without a zone is refused where it is written, a start where it is asked for; a value fails its node."""
+    with pytest.raises(PlanError, match="time zone"):
+
+        @workflow
+        def floating(n: int) -> str:
+            return say.after(sleep_until(datetime(2031, 5, 1)))("x")
+
+    with pytest.raises(PlanError, match="time zone"):
+        when_to_start(None, datetime(2031, 5, 1))
+    played = await stage.play(sleeps_until_nobody_knows, 1)
+    assert (played.status, played.states["sleep_until"]) == ("failed", "failed")
+    assert played.error is not None
+    assert "no time zone" in played.error["message"]
 
 
 @workflow

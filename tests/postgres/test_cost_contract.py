@@ -17,6 +17,7 @@ from composer.apply import Applier
 from composer.coordinator.timers import fire_due
 from composer.core.events import StepReleased
 from composer.core.items import item_changes, items_of
+from composer.core.plan import Plan
 from composer.core.values import Values
 from composer.ports.store import Beat, ItemCommit, MapPage, RunCommit
 from composer.postgres.encode import encode_items, encode_one, encode_page, encode_start, encode_start_one, encode_steps
@@ -424,6 +425,38 @@ async def test_start_of_a_map_is_one_statement(store: ObservedStore) -> None:
         store.sent.clear()
         await fire_due(store)
         assert store.names()["expand_map"] == 1 + 3
+
+
+async def test_waits_cost_one_statement(store: ObservedStore) -> None:
+    """A run that begins with waits and sleeps starts with one statement; those that a report begins are in its commit; all due timers of a pass are one more."""
+    driver, body = Driver(store), [
+        {"name": "a", "kind": "step", "step": "a", "args": {}},
+        {"name": "s", "kind": "sleep", "args": {"for": 60}},
+        {"name": "w", "kind": "wait", "event": "go", "schema": {}, "timeout": 60, "on_timeout": {"const": 1}, "args": {}},
+        {"name": "t", "kind": "sleep", "args": {"until": "2099-01-01T00:00:00Z"}, "after": [{"ref": "a"}]},
+    ]  # fmt: skip
+    plan = Plan({"format": 1, "workflow": "waits", "params": {}, "nodes": body, "output": None})
+    news = [await driver.new(plan) for _ in range(10)]
+    store.sent.clear()
+    await store.start_runs(news)
+    assert store.names() == {"start": 1}
+    claimed = await driver.claim()
+    assert len(claimed) == 10
+    applier = Applier(store, owner="w")
+    for task in claimed:
+        await applier.remember(task)
+    store.sent.clear()
+    await applier.apply({task.run.run_id: [done(task)] for task in claimed})
+    assert sum(store.names().values()) == 1
+    await driver.later(61)
+    await fire_due(store)
+    assert {(await driver.head(each.run_id)).snapshot.letters.text for each in news} == {"CCCW"}
+    # Twenty timers of ten runs, in this pass: one look that finds them, and one commit.
+    await driver.start(plan)
+    await driver.later(61)
+    store.sent.clear()
+    await fire_due(store)
+    assert (store.names()["due_waits"], store.names()["commit_rare"]) == (1, 1)
 
 
 async def test_an_item_is_one_row_written_three_times(store: ObservedStore) -> None:

@@ -421,6 +421,39 @@ async def test_plans_made_on_small_tables_hold_for_many_sleeping_runs(each_serve
         each_server.drop(url)
 
 
+DUE = """
+insert into composer.tasks (namespace, run_id, node, state, wake_at)
+select 'n', r.id, n, 'waiting', case when n = 1 then now() - interval '1 s' when n = 0 then now() + interval '30 d' end
+  from composer.runs r cross join generate_series(0, 2) n where r.letters = 'W'
+"""
+
+
+async def test_due_timers_are_found_among_those_that_are_not(each_server: Server) -> None:
+    """Of sixty thousand waiting tasks, a third due, a third later and a third without a timer, a pass reads the batch it takes."""
+    url = each_server.database()
+    connection = await asyncpg.connect(url, server_settings={**SESSION, "application_name": "composer"})
+    try:
+        for table in ("runs", "tasks"):
+            await connection.execute(f"alter table composer.{table} set (autovacuum_enabled = off)")
+        await connection.execute(SMALL)
+        store = ExplainingStore(connection, "n")
+        await store.freeze()
+        await connection.execute(ASLEEP)
+        await connection.execute(DUE)
+        assert await connection.fetchval("select count(*) from composer.tasks where state = 'waiting'") == 60_000
+        due_in = await store.next_due_in()
+        assert due_in is not None
+        assert due_in < 0
+        taken = await store.take_due_waits(BATCH, 10.0)
+        assert len(taken) == BATCH
+        assert {each.node for each in taken} == {1}
+        assert {name for name, _ in store.plans} == {"next_due", "due_waits"}
+        check(store.plans, 4 * BATCH)
+    finally:
+        await connection.close()
+        each_server.drop(url)
+
+
 async def test_plans_are_generic_and_a_scan_would_be_found(store: ExplainingStore) -> None:
     """No plan was made for particular values, and a statement that reads a table whole fails the check."""
     await store.load_heads(await store.mint_run_ids(3))

@@ -348,14 +348,31 @@ def _retry(draft: Draft, event: RetryRequested) -> None:
 def reset_nodes(plan: Plan, letters: Sequence[str], *, rerun_stale: bool = False) -> list[int]:
     """Nodes that a retry of the run sets back to blocked, in plan order.
 
-    A guard is asked again when anything it depends on is; any other would only give the answer it gave.
+    A guard is asked again when anything it depends on is; any other would only give the answer it gave. What lost a race
+    stays skipped as long as the race stays won: else the run would wait again for what it has decided to do without.
     """
     reset: set[int] = set()
-    for node in plan.nodes:
-        letter = letters[node.index]
-        if letter in _RESET or (letter == NodeState.COMPLETED and _follows(node, reset, rerun_stale=rerun_stale)):
-            reset.add(node.index)
-    return sorted(reset)
+    while True:
+        # A race that is run again brings those that lost it, and with them whoever reads them: more each time round.
+        lost = _lost(plan, letters, reset)
+        found: set[int] = set()
+        for node in plan.nodes:
+            letter, index = letters[node.index], node.index
+            if (letter in _RESET and index not in lost) or (
+                letter == NodeState.COMPLETED and _follows(node, letters, found, rerun_stale=rerun_stale)
+            ):
+                found.add(index)
+        if found == reset:
+            return sorted(reset)
+        reset = found
+
+
+def _lost(plan: Plan, letters: Sequence[str], reset: set[int]) -> set[int]:
+    """Nodes that were skipped as another one won a race which is not run again."""
+    won = (
+        node for node in plan.nodes if node.kind == "race" and letters[node.index] == NodeState.COMPLETED and node.index not in reset
+    )
+    return {member for race in won for member in race.of if letters[member] == NodeState.SKIPPED}
 
 
 def stale_nodes(plan: Plan, letters: Sequence[str]) -> list[int]:
@@ -363,24 +380,20 @@ def stale_nodes(plan: Plan, letters: Sequence[str]) -> list[int]:
 
     They read data of a node that is reset, directly or through others, or lie in a block whose condition does.
     """
-    changing: set[int] = set()
-    stale: list[int] = []
-    for node in plan.nodes:
-        letter = letters[node.index]
-        if letter in _RESET:
-            changing.add(node.index)
-        elif letter == NodeState.COMPLETED and _follows(node, changing, rerun_stale=True):
-            changing.add(node.index)
-            if node.kind != "guard":
-                stale.append(node.index)
-    return stale
+    return [
+        index
+        for index in reset_nodes(plan, letters, rerun_stale=True)
+        if letters[index] == NodeState.COMPLETED and plan.nodes[index].kind != "guard"
+    ]
 
 
-def _follows(node: Node, reset: set[int], *, rerun_stale: bool) -> bool:
+def _follows(node: Node, letters: Sequence[str], reset: set[int], *, rerun_stale: bool) -> bool:
     """Whether a completed node is to be looked at again because of nodes that are."""
     if node.kind == "guard":
         return not reset.isdisjoint(node.needs)
+    # A race has the value of a node that completed; what else it was between said nothing.
+    won = (member for member in node.of if letters[member] == NodeState.COMPLETED)
     return rerun_stale and (
-        not reset.isdisjoint(node_read(code)[0] for code in (*node.reads, *node.list_reads))
+        not reset.isdisjoint((*(node_read(code)[0] for code in (*node.reads, *node.list_reads)), *won))
         or any(term.need in (Need.GUARD_YES, Need.GUARD_NO) and not reset.isdisjoint(term.nodes) for term in node.terms)
     )

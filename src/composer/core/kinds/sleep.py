@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from datetime import timedelta
+from datetime import UTC
 from typing import Any, Final
 
 from composer.core.conditions import NotOfKind, read
@@ -70,19 +70,28 @@ def explain(node: Node, letter: NodeState) -> str:
 
 def _seconds(value: Any) -> float:
     """Seconds of a number or of a duration as pydantic writes one. Raises NotOfKind, ValueError for a century and more."""
-    seconds = read(value, "timedelta").total_seconds() if isinstance(value, str) else float(read(value, "number"))
+    try:
+        seconds = read(value, "timedelta").total_seconds() if isinstance(value, str) else float(read(value, "number"))
+    except OverflowError:
+        # An integer may have more digits than a float can: it is too long either way, and not worth printing.
+        raise ValueError("a number of hundreds of digits is no number of seconds to sleep") from None
     if math.isinf(seconds) or seconds > LONGEST:
         raise ValueError(f"{value!r} is longer than a century, the longest sleep there is")
     return seconds
 
 
 def _moment(value: Any) -> str:
-    """A moment as text with its offset. Raises NotOfKind, ValueError for one without a time zone."""
+    """A moment as text in UTC. Raises NotOfKind, ValueError for one without a time zone."""
     moment = read(value, "datetime")
     if moment.tzinfo is None:
         raise ValueError(f"{value!r} has no time zone, so nobody knows which moment it is")
+    try:
+        # In UTC, since PostgreSQL takes offsets of less than 16 hours only, and Python any of less than a day.
+        moment = moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"{value!r} is no moment to sleep until") from None
     # What PostgreSQL cannot store is nothing to sleep for.
-    if moment.year >= 9999 or moment.utcoffset() is None or moment.utcoffset() > timedelta(hours=24):
+    if moment.year >= 9999:
         raise ValueError(f"{value!r} is no moment to sleep until")
     text: str = moment.isoformat()
     return text
