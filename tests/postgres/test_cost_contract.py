@@ -428,7 +428,7 @@ async def test_start_of_a_map_is_one_statement(store: ObservedStore) -> None:
 
 
 async def test_waits_cost_one_statement(store: ObservedStore) -> None:
-    """A run that begins with waits and sleeps starts with one statement; those that a report begins are in its commit; all due timers of a pass are one more."""
+    """Waits that a start or a report begins are in its one statement; all timers due in a pass are one commit."""
     driver, body = Driver(store), [
         {"name": "a", "kind": "step", "step": "a", "args": {}},
         {"name": "s", "kind": "sleep", "args": {"for": 60}},

@@ -370,7 +370,9 @@ def reset_nodes(plan: Plan, letters: Sequence[str], *, rerun_stale: bool = False
 def _lost(plan: Plan, letters: Sequence[str], reset: set[int]) -> set[int]:
     """Nodes that were skipped as another one won a race which is not run again."""
     won = (
-        node for node in plan.nodes if node.kind == "race" and letters[node.index] == NodeState.COMPLETED and node.index not in reset
+        node
+        for node in plan.nodes
+        if node.kind == "race" and letters[node.index] == NodeState.COMPLETED and node.index not in reset
     )
     return {member for race in won for member in race.of if letters[member] == NodeState.SKIPPED}
 
