@@ -80,7 +80,7 @@ def plans(draw: st.DrawFn) -> Plan:
             }[draw(st.sampled_from(kinds))]
             continue
         needs = draw(st.sets(st.sampled_from(steps), max_size=3)) if steps else set()
-        how = st.sampled_from(["", "", "", "after:", "after:", "maybe:", "settled:", "settled:", "after:settled:"])
+        how = st.sampled_from(["", "", "after:", "maybe:", "settled:", "settled:", "settled:", "after:settled:"])
         nodes[name] = [*(draw(how) + need for need in sorted(needs)), *blocks]
         if len(steps) > 1 and draw(st.integers(0, 4)) == 0:
             nodes[name].append(f"either:{steps[-1]},{steps[0]}")
