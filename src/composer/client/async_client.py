@@ -258,7 +258,8 @@ class AsyncClient:
             # A start whose first answer was lost finds its own run.
             created = answer.created or (tries > 0 and answer.run_id == run.run_id)
             handles.append(AsyncRunHandle(self, answer.run_id, flow, created=created))
-            if created and hears:
+            # Nobody announces the end of a run that ends with its start, as one does whose only block is not taken.
+            if created and hears and not run.transition.ends_run:
                 self._fresh[answer.run_id] = store.wakeups.epoch
         while len(self._fresh) > _MOST_FRESH:
             del self._fresh[next(iter(self._fresh))]
