@@ -50,6 +50,22 @@ async def test_plan_that_does_not_exist_raises_key_error(driver: Driver) -> None
         await driver.store.load_plan(987_654)
 
 
+async def test_a_workflow_name_gives_the_plan_registered_last(driver: Driver) -> None:
+    """A name gives the newest plan of its workflow, whatever its shape or options; a name nobody registered gives None."""
+    store = driver.store
+    assert await store.named_plan("flow") is None
+    assert await store.workflow_names(10) == []
+    first = await store.register_plan(a_plan())
+    assert await store.named_plan("flow") == first
+    for newer in (a_plan(timeout=60.0), a_diamond()):
+        assert await store.named_plan("flow") != (newest := await store.register_plan(newer))
+        assert await store.named_plan("flow") == newest
+    for name in ("b", "B", "a-b", "a"):
+        await store.register_plan(a_plan(workflow=name))
+    assert await store.workflow_names(10) == ["B", "a", "a-b", "b", "flow"]
+    assert await store.workflow_names(2) == ["B", "a"]
+
+
 async def test_run_ids_rise(driver: Driver) -> None:
     """Minted ids are UUIDs of version 7, in rising order, over several calls."""
     ids = [*await driver.store.mint_run_ids(50), *await driver.store.mint_run_ids(50)]
@@ -981,6 +997,25 @@ async def test_leases_of_workers_that_are_gone_end_at_once(driver: Driver) -> No
     assert await driver.store.expire_leases_of_gone("h", "b", [(2, 1.1)]) == []
     await driver.store.forget_worker("alive")
     assert await driver.store.expire_leases_of_gone("h", "b", []) == []
+
+
+async def test_unknown_steps_are_those_that_wait_for_nobody(driver: Driver) -> None:
+    """Steps of ready tasks are named with their count and a run, unless the asker or a live worker knows them."""
+    runs = [await driver.start(a_plan({"lost": []}, workflow="x")) for _ in range(2)]
+    await driver.start()
+    unknown = driver.store.unknown_steps
+    both = await unknown(queues=["default"], steps=[])
+    assert [(each.step, each.tasks) for each in both] == [("a", 1), ("lost", 2)]
+    assert both[1].run_id in runs
+    assert [each.step for each in await unknown(queues=["default"], steps=["a"])] == ["lost"]
+    assert await unknown(queues=["other"], steps=[]) == []
+    other = WorkerRecord("w", "h", "b", 1, 1.0, ("default",), ("lost",))
+    await driver.store.register_worker(other, ttl=30.0)
+    assert await unknown(queues=["default"], steps=["a"]) == []
+    await driver.later(31)
+    assert [each.step for each in await unknown(queues=["default"], steps=["a"])] == ["lost"]
+    await driver.claim(10, steps={"a", "lost"})
+    assert await unknown(queues=["default"], steps=[]) == [], "a task that somebody runs waits for nobody"
 
 
 # -- the rest of what loops and people ask ---------------------------------------------------------------------

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,11 @@ from composer.core.events import (
     LeaseExpired,
     Report,
     RetryRequested,
+    Signalled,
     StepCompleted,
     StepFailed,
     StepReleased,
+    TimerFired,
 )
 from composer.core.plan import NodeOptions, Plan
 from composer.core.retries import Retry
@@ -31,6 +34,8 @@ from tests.builders import a_failure, a_plan, says
 from tests.core.model import ModelStore
 
 WORKERS = 2
+SIGNALS = 2
+"""Signals that are sent to a run."""
 SECONDS = 3.0
 """A plan that takes longer than this on a busy machine is cut short, and says so."""
 TWICE = NodeOptions(retries=Retry(2, 1.0), max_crashes=2)
@@ -64,11 +69,52 @@ PLANS = {
         fail_fast=True,
     ),
 }
+
+
+def raw(*nodes: dict[str, Any], output: Any = None) -> Plan:
+    """A plan of nodes of any kind, in their order."""
+    return Plan({"format": 1, "workflow": "shop", "nodes": [{"args": {}, **node} for node in nodes], "output": output})
+
+
+def a_wait(name: str, event: str = "go", **more: Any) -> dict[str, Any]:
+    """A wait for an event."""
+    return {"name": name, "kind": "wait", "event": event, "schema": {}, "timeout": None, **more}
+
+
+REF = {name: {"$": {"ref": name}} for name in "awxrs"}
+PLANS |= {
+    "timeout": raw(
+        a_wait("w", timeout=5),
+        {"name": "a", "kind": "step", "step": "a", "args": {"x": {"$": {"settled": [{"ref": "w"}]}}}, "options": {"max_crashes": 1}},
+    ),
+    "two waits": raw(
+        a_wait("w", timeout=5, on_timeout={"const": 0}), a_wait("x"),
+        {"name": "a", "kind": "step", "step": "a", "args": {"x": REF["w"], "y": REF["x"]}, "options": {"max_crashes": 1}},
+        output=REF["a"],
+    ),
+    "race": raw(
+        {"name": "a", "kind": "step", "step": "a", "options": {"max_crashes": 1}},
+        {"name": "s", "kind": "sleep", "args": {"for": 60}, "after": [{"ref": "a"}]},
+        a_wait("w"),
+        {"name": "r", "kind": "race", "of": [{"ref": "w"}, {"ref": "s"}]},
+        {"name": "x", "kind": "step", "step": "x", "args": {"x": REF["r"], "y": {"$": {"maybe": [{"ref": "w"}]}}},
+         "options": {"max_crashes": 1}},
+        output=REF["x"],
+    ),
+    "sleeps": raw(
+        {"name": "a", "kind": "step", "step": "a", "options": {"max_crashes": 1}},
+        {"name": "s", "kind": "sleep", "args": {"for": REF["a"]}},
+        a_wait("w", after=[{"ref": "s"}]),
+        {"name": "x", "kind": "step", "step": "x", "after": [{"ref": "s"}], "options": {"max_crashes": 1}},
+        output=REF["w"],
+    ),
+}  # fmt: skip
 GUARDED = frozenset({"fallback", "nested blocks", "unreadable", "fail-fast, handled"})
 """Here bodies return 1 or 2, so that conditions say both."""
 LEAST = {
     "chain": 1_500, "diamond": 500, "fan-in": 2_000, "fail-fast": 1_500, "after a skip": 200,
     "fallback": 200, "nested blocks": 1_000, "unreadable": 200, "fail-fast, handled": 500,
+    "timeout": 100, "two waits": 100, "race": 200, "sleeps": 200,
 }  # fmt: skip
 
 
@@ -101,7 +147,20 @@ class World:
             for b in self.bodies
         )
         run = store.run
-        return (run.status.value, run.letters.text, run.counters, rows, tuple(bodies), self.cancelled, self.retried)
+        signals = tuple((each.name, each.node) for each in store.signals)
+        rows += tuple(
+            (node, row.has_timer) for node, row in sorted(store.rows.items()) if row.state is TaskState.WAITING
+        )
+        return (
+            signals,
+            run.status.value,
+            run.letters.text,
+            run.counters,
+            rows,
+            tuple(bodies),
+            self.cancelled,
+            self.retried,
+        )
 
     def after(self, events: list[Event], *, body: Delivery | None = None, **flags: bool) -> World:
         store = self.store.copy()
@@ -129,6 +188,16 @@ class World:
                 expired = store.copy()
                 expired.apply([LeaseExpired(expired.end_lease(node))])
                 yield f"expire {node}", replace(self, store=expired)
+            elif row.state is TaskState.WAITING and row.has_timer:
+                fired = store.copy()
+                fired.apply([TimerFired(node, "2026-01-01T00:00:00Z", row.attempt)])
+                yield f"fire {node}", replace(self, store=fired)
+        if store.run.status not in ENDED_RUN:
+            for name in store.plan.events if len(store.signals) < SIGNALS else ():
+                for dedupe in (None, "once"):
+                    told = store.copy()
+                    if told.apply([Signalled(name, "1", dedupe)]).made is not None:
+                        yield f"signal {name} {dedupe or ''}", replace(self, store=told)
         for body in self.bodies:
             for output in self.outputs:
                 yield f"complete {body.node} with {output}", self.after([StepCompleted(body, output)], body=body)

@@ -19,16 +19,21 @@ from composer.core.events import (
     CancelRequested,
     DeadlinePassed,
     Event,
+    ItemsSettled,
     LeaseExpired,
+    MapCounts,
     Report,
     RetryRequested,
     Scheduled,
+    Signalled,
     Started,
     StepCompleted,
     StepFailed,
     StepReleased,
     StepSnoozed,
     StepStopped,
+    StoredSignal,
+    TimerFired,
 )
 from composer.core.history import fold
 from composer.core.plan import INPUT, NodeOptions, Plan
@@ -64,6 +69,14 @@ OTHERS: dict[type, list[Event]] = {
     Scheduled: [Scheduled()],
     DeadlinePassed: [DeadlinePassed()],
     CancelRequested: [CancelRequested(), CancelRequested("why\ud800")],
+    TimerFired: [TimerFired(0, "2026-01-01T00:00:00Z"), TimerFired(1, "2026-01-01T00:00:00Z", 3)],
+    Signalled: [Signalled("go", "1"), Signalled("go", "null", "once"), Signalled("other", "1")],
+    ItemsSettled: [
+        ItemsSettled(0, MapCounts(3, completed=3, expanded=3)),
+        ItemsSettled(0, MapCounts(3, completed=1, failed=1, expanded=3, first_failed=2, error='{"kind":"error"}')),
+        ItemsSettled(0, MapCounts(3, failed=3, expanded=3, retries=4)),
+        ItemsSettled(0, MapCounts(3, completed=1, expanded=3)),
+    ],
     RetryRequested: [RetryRequested(), RetryRequested(rerun_stale=True), RetryRequested(adopted_plan=7)],
 }
 PLANS = {
@@ -89,6 +102,54 @@ PLANS = {
         },
         output="settled:a",
         fail_fast=True,
+    ),
+    "waits": Plan(
+        {
+            "format": 1,
+            "workflow": "shop",
+            "nodes": [
+                {
+                    "name": "w",
+                    "kind": "wait",
+                    "event": "go",
+                    "schema": {},
+                    "timeout": 5,
+                    "on_timeout": {"const": [1]},
+                    "args": {},
+                },
+                {
+                    "name": "v",
+                    "kind": "wait",
+                    "event": "go",
+                    "schema": {},
+                    "timeout": 5,
+                    "args": {},
+                    "after": [{"ref": "w"}],
+                },
+                {"name": "s", "kind": "sleep", "args": {"for": {"$": {"ref": "input", "path": ["n"]}}}},
+                {"name": "u", "kind": "sleep", "args": {"until": {"$": {"ref": "w"}}}},
+                {"name": "r", "kind": "race", "of": [{"ref": "v"}, {"ref": "u"}], "args": {}},
+            ],
+            "output": {"$": {"settled": [{"ref": "w"}]}},
+        }
+    ),
+    "map": Plan(
+        {
+            "format": 1,
+            "workflow": "shop",
+            "nodes": [
+                {
+                    "name": "m",
+                    "kind": "map",
+                    "step": "each",
+                    "over": "x",
+                    "args": {"x": {"$": {"ref": "input", "path": ["n"]}}},
+                },
+                {"name": "n", "kind": "map", "step": "each", "over": "x", "args": {"x": {"$": {"ref": "m"}}}},
+                {"name": "o", "kind": "step", "step": "o", "args": {"x": {"$": {"ref": "n", "path": [0]}}}},
+            ],
+            "output": {"$": {"settled_each": [{"ref": "m"}]}},
+        }
     ),
     "guard first": a_plan(
         {"g": [], "a": ["when:g"], "b": ["unless:g"]}, guards={"g": says("eq", "input/n", 2, kind="number")}
@@ -116,10 +177,13 @@ def runs(plan: Plan) -> list[Snapshot]:
 def answer(plan: Plan, run: Snapshot, batch: list[Event]) -> Transition:
     """The decision, with values for everything it may ask for."""
     values: dict[int, str] = {}
-    while isinstance(decision := decide(plan, run, batch, values, values), NeedValues):
-        assert decision.nodes, "asked for nothing"
+    signals: dict[str, list[StoredSignal]] = {}
+    while isinstance(decision := decide(plan, run, batch, values, values, signals), NeedValues):
+        assert decision.nodes or decision.signals, "asked for nothing"
         assert values.keys().isdisjoint(decision.nodes), "asked for what it was given"
+        assert signals.keys().isdisjoint(decision.signals), "asked for what it was given"
         values |= dict.fromkeys(decision.nodes, '{"n":1}')
+        signals |= {name: [StoredSignal(7, name, "2", "once")] for name in decision.signals}
     return decision
 
 
@@ -144,9 +208,15 @@ def verify(plan: Plan, run: Snapshot, batch: list[Event], made: Transition) -> N
     tasks = [(change.node, change.item) for change in made.changes]
     assert len(set(tasks)) == len(tasks), "one task has one outcome"
     assert set(tasks).isdisjoint((start.node, start.item) for start in made.starts)
-    assert {made.run.letters[start.node] for start in made.starts} <= {NodeState.ACTIVE}
+    for start in made.starts:
+        expected = {NodeState.ACTIVE}
+        if not start.is_ready:
+            expected = (
+                {NodeState.WAITING, NodeState.MAPPING} if start.waits else {NodeState.COMPLETED, NodeState.FAILED}
+            )
+        assert made.run.letters[start.node] in expected
     if made.ends_run:
-        assert not made.starts
+        assert not any(start.is_ready or start.waits for start in made.starts), "an ended run has nothing open"
         assert not made.restarts
     for node in range(len(plan.nodes)):
         if run.letters[node] == "C" and run.status is RunStatus.RUNNING and run.version:

@@ -20,11 +20,13 @@ from composer.core.events import (
     LeaseExpired,
     Report,
     RetryRequested,
+    Signalled,
     StepCompleted,
     StepFailed,
     StepReleased,
     StepSnoozed,
     StepStopped,
+    TimerFired,
 )
 from composer.core.plan import Need, Node, NodeOptions, Plan, Term
 from composer.core.retries import Retry
@@ -38,15 +40,17 @@ LEAST = {
     "claim": 300,
     "applied": 300,
     "stale": 100,
-    "late": 20,
+    "late": 10,
     "duplicate": 50,
     "expiry": 50,
     "retry": 10,
     "batch": 100,
-    "yes": 50,
+    "yes": 20,
     "no": 50,
     "unevaluable": 5,
     "handled": 5,
+    "fired": 20,
+    "signalled": 20,
 }
 
 
@@ -58,6 +62,7 @@ def plans(draw: st.DrawFn) -> Plan:
     nodes: dict[str, list[str]] = {}
     options: dict[str, NodeOptions] = {}
     guards: dict[str, dict[str, Any]] = {}
+    waits: dict[str, dict[str, Any]] = {}
     for i in range(count):
         # Few of the many earlier nodes: chains and diamonds rather than everything after everything.
         earlier = [f"n{need:02}" for need in range(max(0, i - 4), i)]
@@ -80,7 +85,15 @@ def plans(draw: st.DrawFn) -> Plan:
             }[draw(st.sampled_from(kinds))]
             continue
         needs = draw(st.sets(st.sampled_from(steps), max_size=3)) if steps else set()
-        how = st.sampled_from(["", "", "after:", "maybe:", "settled:", "settled:", "settled:", "after:settled:"])
+        if draw(st.integers(0, 4)) == 0:
+            # One event a wait: which of two takes a signal is told elsewhere.
+            order = st.sampled_from(["after:", "after:", "after:settled:"])
+            nodes[name] = [*(draw(order) + need for need in sorted(needs)), *blocks]
+            waits[name] = draw(
+                st.sampled_from([{"timeout": None}, {"timeout": 5}, {"timeout": 5, "on_timeout": {"const": 7}}])
+            )
+            continue
+        how = st.sampled_from(["", "", "", "after:", "after:", "maybe:", "settled:", "settled:", "after:settled:"])
         nodes[name] = [*(draw(how) + need for need in sorted(needs)), *blocks]
         if len(steps) > 1 and draw(st.integers(0, 4)) == 0:
             nodes[name].append(f"either:{steps[-1]},{steps[0]}")
@@ -91,7 +104,20 @@ def plans(draw: st.DrawFn) -> Plan:
         )
     last = [name for name in nodes if name not in guards][-1]
     output = draw(st.sampled_from([None, last, f"maybe:{last}", f"settled:{last}", f"either:{last},n00"]))
-    return a_plan(nodes, guards=guards, output=output, node_options=options, **more)
+    plan = a_plan(nodes, guards=guards, output=output, node_options=options, **more)
+    made = [
+        {
+            **{k: v for k, v in node.items() if k != "step"},
+            "kind": "wait",
+            "event": node["name"],
+            "schema": {},
+            **waits[node["name"]],
+        }
+        if node["name"] in waits
+        else node
+        for node in plan.body["nodes"]
+    ]
+    return Plan({**plan.body, "nodes": made})
 
 
 def fence(task: Delivery) -> tuple[int, int]:
@@ -114,6 +140,8 @@ class Reference:
         self.heard: dict[int, tuple[int, int]] = {}
         """Attempt and delivery that would be heard, by node."""
         self.leased: set[int] = set()
+        self.kept: dict[str, list[str]] = {}
+        """Payloads that nobody has taken yet, by event."""
 
     def letters(self) -> str:
         return self.left if self.stopped else "".join(self.interpret()[0])
@@ -124,6 +152,8 @@ class Reference:
         answers: dict[int, bool] = {}
         for node in self.plan.nodes:
             letter = self.ends.get(node.index) or self.verdict(node.terms, known, answers)
+            if letter == "A" and node.kind == "wait":
+                letter = "W"
             if letter == "A" and node.kind == "guard":
                 answer = self.answer(node, known)
                 letter = "F" if answer is None else "C"
@@ -135,7 +165,7 @@ class Reference:
     @staticmethod
     def verdict(terms: Sequence[Term], known: Sequence[str], answers: Mapping[int, bool]) -> str:
         """What becomes of a node with these dependencies: blocked, active or skipped."""
-        if any(known[n] in ".A" for term in terms for n in term.nodes):
+        if any(known[n] in ".AW" for term in terms for n in term.nodes):
             return "."
         for term in terms:
             ends = [known[n] for n in term.nodes]
@@ -160,7 +190,8 @@ class Reference:
         asked = next(n for n in read if self.plan.nodes[n].kind != "guard")
         match condition["op"]:
             case "eq":
-                return known[asked] == "F"
+                # A wait whose time was over has ended as "timed-out".
+                return known[asked] == "F" and self.plan.nodes[asked].kind == "step"
             case "is_none":
                 return known[asked] == "S"
             case _:
@@ -190,7 +221,7 @@ class Reference:
         if self.stopped:
             return self.stopped
         letters, answers = self.interpret()
-        if set(letters) & set(".A"):
+        if set(letters) & set(".AW"):
             return RunStatus.RUNNING
         has_output = self.verdict(self.plan.output_terms, letters, answers) == "A"
         return RunStatus.FAILED if self.unhandled() or not has_output else RunStatus.COMPLETED
@@ -223,11 +254,26 @@ class Reference:
             self.crashes.clear()
             self.heard.clear()
             self.leased.clear()
+            self.absorb()
             return True
         if status is not RunStatus.RUNNING:
             return False
         if isinstance(event, CancelRequested | DeadlinePassed):
             self.stop(RunStatus.CANCELLED if isinstance(event, CancelRequested) else RunStatus.FAILED, self.letters())
+            return True
+        if isinstance(event, Signalled):
+            self.kept.setdefault(event.name, []).append(event.payload)
+            self.absorb()
+            return True
+        if isinstance(event, TimerFired):
+            before = self.letters()
+            if before[event.node] != "W":
+                return False
+            stand_in = self.plan.nodes[event.node].on_timeout
+            self.ends[event.node] = "F" if stand_in is None else "C"
+            if stand_in is not None:
+                self.outputs[event.node] = json.dumps(stand_in["const"])
+            self.follow(event.node, before)
             return True
         assert isinstance(event, Report)
         node = event.task.node
@@ -253,11 +299,27 @@ class Reference:
             final = isinstance(event, StepFailed) and not event.retryable
             if final or self.failures[node] >= options.retries.attempts:
                 self.ends[node] = "F"
-                if self.plan.fail_fast and not self.is_read_settled(node):
-                    self.stop(RunStatus.FAILED, before)
+        self.follow(node, before)
+        return True
+
+    def follow(self, node: int, before: str) -> None:
+        """What comes of a node's end: a stop, or waits that begin and find their event there."""
+        if self.ends.get(node) == "F" and self.plan.fail_fast and not self.is_read_settled(node):
+            self.stop(RunStatus.FAILED, before)
+            return
+        self.absorb()
         if self.plan.fail_fast and self.status() is RunStatus.RUNNING and self.unhandled():
             self.stop(RunStatus.FAILED, self.letters())
-        return True
+
+    def absorb(self) -> None:
+        """Waits that have begun take the events that are there, and so on."""
+        while True:
+            letters = self.interpret()[0]
+            ready = [n for n in self.plan.nodes if letters[n.index] == "W" and self.kept.get(n.event)]
+            if not ready:
+                return
+            for node in ready:
+                self.ends[node.index], self.outputs[node.index] = "C", self.kept[node.event].pop(0)
 
     def is_read_settled(self, node: int) -> bool:
         """Whether anybody could handle a failure of the node."""
@@ -337,6 +399,21 @@ class Runs(RuleBasedStateMachine):
         delayed = self.in_state(TaskState.DELAYED)
         self.store.wake(delayed[pick % len(delayed)])
 
+    @precondition(lambda self: any(self.store.rows[node].has_timer for node in self.in_state(TaskState.WAITING)))
+    @rule(pick=st.integers(0, 99))
+    def fire(self, pick: int) -> None:
+        due = [node for node in self.in_state(TaskState.WAITING) if self.store.rows[node].has_timer]
+        node = due[pick % len(due)]
+        SEEN["fired"] += 1
+        self.happens([TimerFired(node, "2026-01-01T00:00:00Z", self.store.rows[node].attempt)])
+
+    @precondition(lambda self: self.store.plan.events and len(self.store.signals) < 8)
+    @rule(pick=st.integers(0, 99), payload=st.sampled_from(["1", "7", '"some"']))
+    def signal(self, pick: int, payload: str) -> None:
+        names = sorted(self.store.plan.events)
+        SEEN["signalled"] += 1
+        self.happens([Signalled(names[pick % len(names)], payload)])
+
     @precondition(lambda self: self.bodies)
     @rule(data=st.data())
     def report(self, data: st.DataObject) -> None:
@@ -348,7 +425,7 @@ class Runs(RuleBasedStateMachine):
         self.happens([self.an_expiry(pick)])
 
     @precondition(lambda self: self.in_state(TaskState.LEASED, TaskState.READY))
-    @rule(pick=st.integers(0, 99), reclaim=st.sampled_from([False, False, True]), data=st.data())
+    @rule(pick=st.integers(0, 99), reclaim=st.booleans(), data=st.data())
     def be_slow(self, pick: int, reclaim: bool, data: st.DataObject) -> None:
         """A body whose lease is swept reports after that, before or after somebody else claims the task."""
         if not self.in_state(TaskState.LEASED):
@@ -451,7 +528,9 @@ class Runs(RuleBasedStateMachine):
             for word, said in (("yes", True), ("no", False)):
                 SEEN[word] += sum(answer is said for answer in outcome.made.history.get("guards", {}).values())
             SEEN["unevaluable"] += len(outcome.made.history.get("unevaluable", {}))
-            SEEN["handled"] += outcome.made.run.status is RunStatus.COMPLETED and "F" in outcome.made.run.letters.text
+            SEEN["handled"] += (
+                "F" in outcome.made.run.letters.text and not self.reference.stopped and not self.reference.unhandled()
+            )
 
     # -- what holds ----------------------------------------------------------------------------------------
     @invariant()

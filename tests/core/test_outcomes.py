@@ -8,7 +8,7 @@ import pytest
 
 from composer.core.expressions import Unreadable, render
 from composer.core.outcomes import each_text, outcome_state, outcome_text
-from composer.core.plan import INPUT
+from composer.core.plan import INPUT, Plan, outcomes_code
 from composer.core.states import SETTLED, NodeState
 from composer.core.values import Values
 from tests.builders import a_plan
@@ -118,16 +118,17 @@ def test_every_end_has_a_word():
 
 
 def test_settled_each_is_a_list_of_outcomes():
-    """settled_each() gives what is at hand for the map, an Outcome an item, with paths into it; of a skipped one none."""
+    """settled_each() gives what is at hand for the map, an Outcome an item, with paths into it."""
     items = each_text([("completed", "1.10", None), ("failed", None, ERROR), ("cancelled", None, None)])
     assert (
         items
         == f"[{outcome_text('completed', '1.10')},{outcome_text('failed', error=ERROR)},{outcome_text('cancelled')}]"
     )
-    symbol, known = {"settled_each": [REF_A]}, Values("C..", each={0: items})
-    assert render(PLAN, {"x": {"$": symbol}}, known) == f'{{"x":{items}}}'
-    assert render(PLAN, {"$": {**symbol, "path": [1, "error", "type"]}}, known) == '"ValueError"'
-    assert made(symbol, "S..") == "[]"
+    nodes = [{"name": "a", "kind": "map", "step": "a", "over": "x", "args": {"x": [1, 2, 3]}}]
+    plan = Plan({"format": 1, "workflow": "flow", "nodes": nodes, "output": None})
+    symbol, known = {"settled_each": [REF_A]}, Values("C", {outcomes_code(0): items})
+    assert render(plan, {"x": {"$": symbol}}, known) == f'{{"x":{items}}}'
+    assert render(plan, {"$": {**symbol, "path": [1, "error", "type"]}}, known) == '"ValueError"'
 
 
 def test_joins_and_expressions_stand_anywhere_in_a_template():

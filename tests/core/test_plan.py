@@ -82,13 +82,13 @@ def test_terms_of_every_join():
     assert plan.nodes[3].terms == (Term(Need.SETTLED, (1,)),)
     assert plan.nodes[4].terms == (
         Term(Need.EITHER, (0, 1)),
-        Term(Need.SETTLED, (0,)),
+        Term(Need.PLAIN, (0,)),
         Term(Need.SETTLED, (1,)),
         Term(Need.GUARD_YES, (2,)),
         Term(Need.GUARD_NO, (3,)),
     )
-    assert (plan.nodes[4].reads, plan.nodes[4].reads_settled) == ((0, 1), (0, 1))
-    assert plan.handleable == {0, 1}
+    assert (plan.nodes[4].reads, plan.nodes[4].reads_settled) == ((0, 1), (1,))
+    assert plan.handleable == {1}
     assert plan.output_terms == (Term(Need.MAYBE, (1,)),)
     assert plan.output_reads == (1,)
 

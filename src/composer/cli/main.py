@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,10 @@ import typer
 
 from composer.app import migrate as migrate_schema
 from composer.cli import examine, serve
-from composer.errors import ComposerError, StoreUnavailable
+from composer.cli.check import check
+from composer.cli.graph import graph
+from composer.cli.runs import COMMANDS, runs_app, start
+from composer.errors import ComposerError, QueryError, SettingsError, StoreUnavailable
 from composer.settings import read_settings
 
 
@@ -25,7 +29,13 @@ def _told(command: Callable[..., None]) -> Callable[..., None]:
             command(*args, **kwargs)
         except ComposerError as error:
             typer.echo(f"composer: {error}", err=True)
-            sys.exit(3 if isinstance(error, StoreUnavailable) else 1)
+            sys.exit(
+                3 if isinstance(error, StoreUnavailable) else 2 if isinstance(error, SettingsError | QueryError) else 1
+            )
+        except BrokenPipeError:
+            # Whoever read the output has enough of it: `composer runs list | head`.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
 
     return wrapped
 
@@ -50,3 +60,9 @@ app.command("coordinator")(_told(serve.coordinator))
 app.command("migrate")(_told(migrate))
 app.command("verify")(_told(examine.verify))
 app.command("doctor")(_told(examine.doctor))
+app.command("check")(_told(check))
+app.command("graph")(_told(graph))
+app.command("start")(_told(start))
+for name, command in COMMANDS.items():
+    runs_app.command(name)(_told(command))
+app.add_typer(runs_app, name="runs")

@@ -7,21 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from typing_extensions import TypeVarTuple, Unpack
 
-from composer.client.async_client import AsyncClient, AsyncRunHandle, CancelResult, RetryResult
+from composer.apply import persistently
+from composer.client.async_client import PATIENCE, AsyncClient, AsyncRunHandle, CancelResult, RetryResult
+from composer.client.explaining import Explanation
+from composer.client.listing import Listing, RunSummary, query_of
+from composer.client.signals import SignalResult
+from composer.client.starting import paired
 from composer.client.views import RunView
+from composer.client.watching import Change
 from composer.coordinator.recovery import Recovered
-from composer.define.workflow import Startable
+from composer.define.workflow import Startable, Workflow
+from composer.errors import TransactionError
 from composer.ports.store import HistoryRow
 from composer.settings import Settings
 
@@ -34,10 +41,10 @@ Ts = TypeVarTuple("Ts")
 class RunHandle(Generic[R_co]):
     """A started run. `created` says whether this start made it, or an earlier one with the same idempotency key."""
 
-    __slots__ = ("_call", "_handle", "created", "id")
+    __slots__ = ("_call", "_client", "_handle", "created", "id")
 
     def __init__(self, client: Client, handle: AsyncRunHandle[R_co]) -> None:
-        self._call, self._handle = client.call, handle
+        self._call, self._client, self._handle = client.call, client, handle
         self.id, self.created = handle.id, handle.created
 
     def __repr__(self) -> str:
@@ -51,9 +58,21 @@ class RunHandle(Generic[R_co]):
         """The run as it is now."""
         return self._call(self._handle.get)
 
+    def watch(self, *, after_version: int = 0) -> Iterator[Change]:
+        """Everything that happened to the run, then what happens; see AsyncClient.watch."""
+        return self._client.watch(self.id, after_version=after_version)
+
+    def explain(self) -> Explanation:
+        """What the run waits for; see AsyncClient.explain."""
+        return self._call(self._handle.explain)
+
     def cancel(self, reason: str = "") -> CancelResult:
         """Stops the run; see Client.cancel."""
         return self._call(self._handle.cancel, reason)
+
+    def signal(self, event: str, payload: Any = None, /, *, dedupe_id: str | None = None) -> SignalResult:
+        """Sends the run an event; see AsyncClient.signal."""
+        return self._call(self._handle.signal, event, payload, dedupe_id=dedupe_id)
 
 
 class Client:
@@ -110,6 +129,7 @@ class Client:
             self._calls.discard(future)
 
     # Signatures below repeat AsyncClient's, because type checkers read them; what they do is written there once.
+    @overload
     def start(
         self,
         workflow: Startable[Callable[[Unpack[Ts]], R]],
@@ -120,13 +140,47 @@ class Client:
         start_at: datetime | None = None,
         priority: int = 0,
         tags: Mapping[str, str] | None = None,
-    ) -> RunHandle[R]:
-        """Starts a run and returns its handle as soon as it is durable. See AsyncClient.start."""
+        within: object | None = None,
+    ) -> RunHandle[R]: ...
+    @overload
+    def start(
+        self,
+        workflow: str,
+        arguments: Mapping[str, Any] = ...,
+        /,
+        *,
+        idempotency_key: str | None = None,
+        delay: float | timedelta | str | None = None,
+        start_at: datetime | None = None,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        within: object | None = None,
+    ) -> RunHandle[Any]: ...
+    # mypy does not see that *args: Any takes what the first one's *args do.
+    def start(  # type: ignore[misc]
+        self,
+        workflow: Any,
+        /,
+        *args: Any,
+        idempotency_key: str | None = None,
+        delay: float | timedelta | str | None = None,
+        start_at: datetime | None = None,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        within: object | None = None,
+    ) -> RunHandle[Any]:
+        """Starts a run and returns its handle as soon as it is durable. See AsyncClient.start.
+
+        What is given as `within` is used in the calling thread, and is not an async connection.
+        """
         options: dict[str, Any] = {"delay": delay, "start_at": start_at, "priority": priority, "tags": tags}
+        if within is not None:
+            return self._start_within(within, workflow, [(args, idempotency_key)], options)[0]
         return RunHandle(
             self, self.call(self._client.start, workflow, *args, idempotency_key=idempotency_key, **options)
         )
 
+    @overload
     def start_many(
         self,
         workflow: Startable[Callable[[Unpack[Ts]], R]],
@@ -138,19 +192,96 @@ class Client:
         start_at: datetime | None = None,
         priority: int = 0,
         tags: Mapping[str, str] | None = None,
-    ) -> list[RunHandle[R]]:
+        within: object | None = None,
+    ) -> list[RunHandle[R]]: ...
+    @overload
+    def start_many(
+        self,
+        workflow: str,
+        inputs: Iterable[Mapping[str, Any]],
+        /,
+        *,
+        idempotency_keys: Sequence[str] | None = None,
+        delay: float | timedelta | str | None = None,
+        start_at: datetime | None = None,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        within: object | None = None,
+    ) -> list[RunHandle[Any]]: ...
+    def start_many(
+        self,
+        workflow: Any,
+        inputs: Iterable[Any],
+        /,
+        *,
+        idempotency_keys: Sequence[str] | None = None,
+        delay: float | timedelta | str | None = None,
+        start_at: datetime | None = None,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        within: object | None = None,
+    ) -> list[RunHandle[Any]]:
         """Starts one run an input, all or none. See AsyncClient.start_many."""
         options: dict[str, Any] = {"delay": delay, "start_at": start_at, "priority": priority, "tags": tags}
+        if within is not None:
+            return self._start_within(within, workflow, paired(workflow, inputs, idempotency_keys), options)
         started = self.call(self._client.start_many, workflow, inputs, idempotency_keys=idempotency_keys, **options)
         return [RunHandle(self, handle) for handle in started]
 
-    def handle(self, workflow: Startable[Callable[..., R]], run_id: str, /) -> RunHandle[R]:
-        """A handle on a run that was started elsewhere, typed by its workflow."""
+    def _start_within(
+        self, within: object, workflow: Any, inputs: Sequence[tuple[Sequence[Any], str | None]], options: dict[str, Any]
+    ) -> list[RunHandle[Any]]:
+        """A start on the caller's connection. It belongs to this thread, so the portal does all but the statement."""
+        client = self._client
+        borrowed = client.store.borrow(within)
+        if not borrowed.is_blocking:
+            raise TransactionError(
+                f"{type(within).__module__}.{type(within).__qualname__} has to be awaited, in its own event loop",
+                "Use AsyncClient there, which has the same methods, awaited.",
+            )
+        runs = self.call(client._new_runs, workflow, inputs, **options)
+        self.call(persistently, borrowed.prepare, PATIENCE)
+        return [RunHandle(self, handle) for handle in client._handles(workflow, runs, borrowed.start_now(runs))]
+
+    @overload
+    def handle(self, workflow: Startable[Callable[..., R]], run_id: str, /) -> RunHandle[R]: ...
+    @overload
+    def handle(self, workflow: str, run_id: str, /) -> RunHandle[Any]: ...
+    def handle(self, workflow: Any, run_id: str, /) -> RunHandle[Any]:
+        """A handle on a run that was started elsewhere, typed by its workflow; with a name instead its result is plain JSON."""
         return RunHandle(self, self._client.handle(workflow, run_id))
 
     def get(self, run_id: str) -> RunView:
         """The run and its nodes, at one instant. Raises RunNotFound."""
         return self.call(self._client.get, run_id)
+
+    def runs(
+        self,
+        workflow: Workflow[..., Any] | str | None = None,
+        *,
+        status: str | Iterable[str] | None = None,
+        tags: Mapping[str, str] | None = None,
+        error_code: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        newest_first: bool = True,
+        page: int = 100,
+    ) -> Iterator[RunSummary]:
+        """Runs, newest first, read page by page while they are iterated. See AsyncClient.runs."""
+        query = query_of(workflow, status, tags, error_code, since, until, newest_first)
+        return self._iterated(Listing(lambda: self._client.store, query, page, PATIENCE).more)
+
+    def watch(self, run_id: str, *, after_version: int = 0) -> Iterator[Change]:
+        """Everything that happened to a run, then what happens, until it has ended. See AsyncClient.watch."""
+        return self._iterated(self._client.watching(run_id, after_version=after_version).more)
+
+    def _iterated(self, more: Callable[[], Awaitable[Sequence[T]]]) -> Iterator[T]:
+        while found := self.call(more):
+            yield from found
+
+    def explain(self, run_id: str) -> Explanation:
+        """For every open node what it waits for, or why the run has ended. See AsyncClient.explain."""
+        return self.call(self._client.explain, run_id)
 
     def history(self, run_id: str) -> list[HistoryRow]:
         """Every transition of the run, oldest first. Raises RunNotFound."""
@@ -159,6 +290,10 @@ class Client:
     def cancel(self, run_id: str, *, reason: str = "") -> CancelResult:
         """Stops a run; safe to repeat. See AsyncClient.cancel."""
         return self.call(self._client.cancel, run_id, reason=reason)
+
+    def signal(self, run_id: str, event: str, payload: Any = None, /, *, dedupe_id: str | None = None) -> SignalResult:
+        """Sends a run an event that it waits for, or will. See AsyncClient.signal."""
+        return self.call(self._client.signal, run_id, event, payload, dedupe_id=dedupe_id)
 
     def retry(
         self, run_id: str, *, dry_run: bool = False, rerun_stale: bool = False, keep_options: bool = False

@@ -44,7 +44,7 @@ async def recover(store: Store, *, lost_after: float = LOST_DISPATCH_AFTER) -> R
         for head, delivery in found:
             events.setdefault(head.run_id, []).append(LeaseExpired(delivery, random.random()))
         applied = await Applier(store).apply(events, patience=10.0)
-        swept = sum(len(made.changes) for made in applied.transitions.values())
+        swept = applied.items + sum(len(made.changes) for made in applied.transitions.values())
         expired += swept
         if not swept or len(found) < _MOST:
             break

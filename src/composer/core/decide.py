@@ -11,28 +11,44 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from composer.core.draft import Draft
 from composer.core.events import (
     CancelRequested,
     DeadlinePassed,
     Event,
+    ItemsSettled,
     LeaseExpired,
     Report,
     RetryRequested,
     Scheduled,
+    Signalled,
     Started,
+    StoredSignal,
+    TimerFired,
 )
 from composer.core.expressions import Unreadable, render
-from composer.core.kinds import guard, step
-from composer.core.plan import Need, Node, Plan
+from composer.core.kinds import guard, race, sleep, step, wait
+from composer.core.kinds import map as map_
+from composer.core.limits import within_limit
+from composer.core.plan import Need, Node, Plan, node_read
 from composer.core.readiness import Fate, Standing, fate, standing
 from composer.core.snapshot import Counters, Snapshot
 from composer.core.states import ENDED_RUN, SETTLED, NodeState, RunStatus
-from composer.core.transition import NeedValues, RunResult, Transition
+from composer.core.transition import NeedValues, NewSignal, RunResult, Transition
+from composer.errors import PayloadTooLarge
 
-_KINDS: Final = {"step": step, "guard": guard}
+_KINDS: Final[Mapping[str, Any]] = {
+    "step": step,
+    "map": map_,
+    "guard": guard,
+    "wait": wait,
+    "sleep": sleep,
+    "race": race,
+}
+_HEARS: Final[Mapping[type, Sequence[str]]] = {ItemsSettled: ("map",), TimerFired: ("sleep", "wait")}
+"""Kinds of nodes that an event can be about, where it is not all of them."""
 _NOTHING: Final[Mapping[int, str]] = MappingProxyType({})
 _RESET: Final = frozenset({NodeState.FAILED, NodeState.SKIPPED, NodeState.CANCELLED, NodeState.COMPENSATED})
 
@@ -43,44 +59,53 @@ def decide(
     events: Sequence[Event],
     values: Mapping[int, str] = _NOTHING,
     errors: Mapping[int, str] = _NOTHING,
+    signals: Mapping[str, Sequence[StoredSignal]] | None = None,
 ) -> Transition | NeedValues:
     """What the events, in their order, make of the run: one transition for all of them.
 
-    `values` are outputs of completed nodes (INPUT for the run's input), `errors` those of failed ones, as JSON text;
-    NeedValues names the nodes of which one of the two is missing. It may be asked for more than once.
+    `values` are outputs of completed nodes by read code (core.plan), `errors` those of failed ones by node, as JSON text;
+    `signals` those the run has, by name, in the order they came.
+    NeedValues names the read codes of which one of the two is missing. It may be asked for more than once.
     An empty transition means that every event was ignored; `ignored` says why.
     """
-    draft = Draft(plan, run, values, errors)
+    draft = Draft(plan, run, values, errors, signals)
     for event in _one_report_a_task(draft, events) if len(events) > 1 else events:
         _route(draft, event)
         if draft.newly_settled:
             _advance(draft)
-    if draft.entries and draft.status is RunStatus.RUNNING:
+        if draft.missing or draft.missing_signals:
+            break
+    if draft.entries and not draft.missing_signals and draft.status is RunStatus.RUNNING:
         _finish(draft)
-    if draft.missing:
-        return NeedValues(tuple(dict.fromkeys(draft.missing)))
+    if draft.missing or draft.missing_signals:
+        return NeedValues(tuple(dict.fromkeys(draft.missing)), tuple(draft.missing_signals))
     return draft.transition()
 
 
 def _one_report_a_task(draft: Draft, events: Sequence[Event]) -> list[Event]:
-    """The events without reports that another one of their batch outdoes: one task has one outcome in a batch.
+    reports, outdone = one_report_a_task([event for event in events if isinstance(event, Report)])
+    for event in outdone:
+        draft.ignore(event, "another report of the task is in the same batch")
+    kept = {id(event) for event in reports}
+    return [event for event in events if not isinstance(event, Report) or id(event) in kept]
+
+
+def one_report_a_task(reports: Sequence[Report]) -> tuple[list[Report], list[Report]]:
+    """Reports that count, and those that another one of their batch outdoes: one task has one outcome in a batch.
 
     The newest delivery counts, as an older one is no longer current; of one delivery a report rather than the expiry of
     its lease, then the first. Were a stale report taken, its fence would fail and the good one be lost with it.
     """
     best: dict[tuple[int, int], Report] = {}
-    for event in events:
-        if isinstance(event, Report):
-            rival = best.setdefault((event.task.node, event.task.item), event)
-            if _weight(event) > _weight(rival):
-                best[event.task.node, event.task.item] = event
-    kept: list[Event] = []
-    for event in events:
-        if isinstance(event, Report) and best[event.task.node, event.task.item] is not event:
-            draft.ignore(event, "another report of the task is in the same batch")
-        else:
-            kept.append(event)
-    return kept
+    for event in reports:
+        rival = best.setdefault((event.task.node, event.task.item), event)
+        if _weight(event) > _weight(rival):
+            best[event.task.node, event.task.item] = event
+    kept: list[Report] = []
+    outdone: list[Report] = []
+    for event in reports:
+        (kept if best[event.task.node, event.task.item] is event else outdone).append(event)
+    return kept, outdone
 
 
 def _weight(event: Report) -> tuple[int, int, bool]:
@@ -117,6 +142,8 @@ def _route(draft: Draft, event: Event) -> None:
         case CancelRequested():
             draft.record("cancel-requested", reason=event.reason)
             draft.stop(RunStatus.CANCELLED, json.dumps({"code": "cancelled", "message": event.reason}))
+        case Signalled():
+            _signal(draft, event)
         case _ if draft.status is RunStatus.SCHEDULED:
             draft.ignore(event, "the run has not started")
         case DeadlinePassed(retries) if retries is not None and retries != draft.counters.retries:
@@ -130,12 +157,46 @@ def _route(draft: Draft, event: Event) -> None:
             )
             draft.stop(RunStatus.FAILED, json.dumps({"code": "deadline", "message": limit}))
         case _:
-            index = event.task.node
+            index = event.node if isinstance(event, ItemsSettled | TimerFired) else event.task.node
             if not 0 <= index < len(plan.nodes):
                 draft.ignore(event, f"the plan has no node {index}")
                 return
             node = plan.nodes[index]
+            if node.kind not in _HEARS.get(type(event), _KINDS):
+                draft.ignore(event, f"node {node.name} is a {node.kind}, to which that cannot happen")
+                return
             _KINDS[node.kind].apply(draft, node, event)
+
+
+def _signal(draft: Draft, event: Signalled) -> None:
+    """The node that has waited longest takes it; else it is kept for one that will wait."""
+    plan, name = draft.plan, event.name
+    if name not in plan.events:
+        draft.ignore(event, f"the workflow waits for no event {name!r}")
+        return
+    if event.dedupe is not None:
+        stored = draft.signals_of(name)
+        if stored is None:
+            return
+        if event.dedupe in {each.dedupe for each in stored} | {each.dedupe for each in draft.signals}:
+            draft.ignore(event, "a signal with this dedupe id was accepted before")
+            return
+    waiting = [index for index in plan.events[name] if draft.letters[index] == NodeState.WAITING]
+    order = draft.counters.waiting
+    first = min(waiting, key=lambda index: order.index(index) if index in order else index, default=None)
+    if first is None:
+        draft.record("event-kept", event_name=name)
+        draft.signals.append(NewSignal(name, event.payload, event.dedupe))
+        return
+    draft.record("event-received", node=plan.nodes[first].name, event_name=name)
+    draft.signals.append(NewSignal(name, event.payload, event.dedupe, first))
+    wait.receive(draft, plan.nodes[first], event.payload)
+
+
+def explain(node: Node, letter: NodeState) -> str:
+    """What a node of that state waits for, in words, as its kind says it."""
+    words: str = _KINDS[node.kind].explain(node, letter)
+    return words
 
 
 def _has_ended(draft: Draft) -> bool:
@@ -198,7 +259,10 @@ def _finish(draft: Draft) -> None:
         return
     draft.status = RunStatus.COMPLETED
     try:
-        draft.result = RunResult(output=render(plan, plan.output, values))
+        draft.result = RunResult(output=within_limit(render(plan, plan.output, values), "the run's output"))
+    except PayloadTooLarge as error:
+        draft.status = RunStatus.FAILED
+        draft.result = RunResult(error=json.dumps({"code": error.code, "message": str(error)}))
     except Unreadable as error:
         draft.status = RunStatus.FAILED
         draft.result = RunResult(
@@ -267,7 +331,8 @@ def _retry(draft: Draft, event: RetryRequested) -> None:
     draft.result = RunResult()
     draft.reset = reset_nodes(draft.plan, draft.letters, rerun_stale=event.rerun_stale)
     no = tuple(index for index in draft.counters.no if index not in set(draft.reset))
-    draft.counters = Counters(retries=draft.counters.retries + 1, no=no)
+    timed_out = tuple(index for index in draft.counters.timed_out if index not in set(draft.reset))
+    draft.counters = Counters(retries=draft.counters.retries + 1, no=no, timed_out=timed_out)
     for index in draft.reset:
         draft.letters[index] = NodeState.BLOCKED
     for index in draft.reset:
@@ -316,6 +381,6 @@ def _follows(node: Node, reset: set[int], *, rerun_stale: bool) -> bool:
     if node.kind == "guard":
         return not reset.isdisjoint(node.needs)
     return rerun_stale and (
-        not reset.isdisjoint(node.reads)
+        not reset.isdisjoint(node_read(code)[0] for code in (*node.reads, *node.list_reads))
         or any(term.need in (Need.GUARD_YES, Need.GUARD_NO) and not reset.isdisjoint(term.nodes) for term in node.terms)
     )

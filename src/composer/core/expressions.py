@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from composer.core.conditions import COMPARISONS, NotOfKind, compare, contains, shown, size
 from composer.core.outcomes import outcome_state, outcome_text
-from composer.core.plan import INPUT, INPUT_NAME, Plan
+from composer.core.plan import INPUT, INPUT_NAME, Plan, Read, node_read
 from composer.core.states import NodeState
-from composer.core.values import Values
+from composer.core.values import ABSENT, Values
 
 Path = Sequence[str | int]
 
@@ -59,6 +59,50 @@ def select(value: Any, path: Path, node: str) -> Any:
         except IndexError:
             raise Unreadable(node, path[: depth + 1], f"the list has {len(items)} items") from None
     return value
+
+
+class NotAList(Exception):
+    """A value that was to be taken apart is no list; the text says what it is."""
+
+
+_DECODE: Final = json.JSONDecoder().raw_decode
+_SPACE: Final = frozenset(" \t\n\r")
+_KINDS: Final = {dict: "an object", str: "text", bool: "a truth value", type(None): "null"}
+
+
+def elements(text: str) -> list[str]:
+    """The elements of a JSON list, each as the text it is written as: nothing is rounded or spelled anew. Raises NotAList."""
+    at = _skip(text, 0)
+    if text[at : at + 1] != "[":
+        raise NotAList(_KINDS.get(type(json.loads(text)), "a number"))
+    at = _skip(text, at + 1)
+    found: list[str] = []
+    if text[at] == "]":
+        return found
+    while True:
+        _, end = _DECODE(text, at)
+        found.append(text[at:end])
+        at = _skip(text, end)
+        if text[at] == "]":
+            return found
+        at = _skip(text, at + 1)
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in _SPACE:
+        at += 1
+    return at
+
+
+def template_shown(template: Any) -> str:
+    """A template as people read it: `order.items` for a symbol, "a constant" for a value."""
+    symbol: dict[str, Any] = template.get("$", {}) if isinstance(template, dict) else {}
+    if "ref" in symbol:
+        path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in symbol.get("path", ()))
+        return f"{symbol['ref']}{path}"
+    if "zip" in symbol:
+        return f"zip_refs({', '.join(template_shown({'$': part}) for part in symbol['zip'])})"
+    return "a constant"
 
 
 def render(plan: Plan, template: Any, values: Values) -> str:
@@ -113,19 +157,21 @@ class _Reader:
 
     def _whole(self, symbol: Mapping[str, Any]) -> str | None:
         """The stored text of what a symbol stands for; None when it is a part of one, or made here."""
+        if "zip" in symbol:
+            return self._zip(symbol["zip"])
         if "settled" in symbol or "settled_each" in symbol:
             if symbol.get("path"):
                 return self._whole_value(symbol)
             return self._outcome(symbol) if "settled" in symbol else self._each(symbol)
         place = self._place(symbol)
-        return self._values.outputs[place[0]] if place is not None and not place[1] else None
+        return self._stored(*place) if place is not None and not place[1] else None
 
     def _whole_value(self, symbol: Mapping[str, Any]) -> str | None:
         """settled(x).value, not taken apart."""
         if "settled" in symbol and list(symbol["path"]) == ["value"]:
             part = symbol["settled"][0]
             if self._state(part) == "completed" and not part.get("path"):
-                return self._values.outputs[self._index(part)]
+                return self._stored(*self._read(part))
         return None
 
     # -- as a value --------------------------------------------------------------------------------------
@@ -141,7 +187,7 @@ class _Reader:
             if list(path) == ["state"]:
                 return self._state(part)
             if path and path[0] == "value" and self._state(part) == "completed":
-                return self._at(self._index(part), (*part.get("path", ()), *path[1:]))
+                return self._at(*self._read(part, path[1:]))
             name = f"settled({part['ref']})"
             return select(_decoded(self._outcome(symbol), name), path, name)
         if "settled_each" in symbol:
@@ -191,30 +237,56 @@ class _Reader:
         return INPUT if name == INPUT_NAME else self._plan.index[name]
 
     def _place(self, symbol: Mapping[str, Any]) -> tuple[int, Path] | None:
-        """Node and path of what a ref or a join stands for; None for null, and for what is no place in a stored text."""
+        """Read code and path of what a ref or a join stands for; None for null, and for what is no place in a stored text."""
         path: Path = symbol.get("path", ())
         if "ref" in symbol:
-            return self._index(symbol), path
+            return self._read(symbol)
         if "maybe" in symbol:
             (part,) = symbol["maybe"]
             index = self._index(part)
             if self._values.letter(index) == NodeState.SKIPPED:
                 return None
-            return index, (*part.get("path", ()), *path)
+            return self._read(part, path)
         if "either" in symbol:
             for part in symbol["either"]:
                 index = self._index(part)
                 if self._values.letter(index) == NodeState.COMPLETED:
-                    return index, (*part.get("path", ()), *path)
+                    return self._read(part, path)
             names = ", ".join(part["ref"] for part in symbol["either"])
             raise Unreadable(f"either({names})", path, "no branch was taken")
         return None
 
-    def _at(self, index: int, path: Path) -> Any:
-        name = self._name(index)
-        if index not in self._decoded:
-            self._decoded[index] = _decoded(self._values.outputs[index], name)
-        return select(self._decoded[index], path, name)
+    def _read(self, ref: Mapping[str, Any], more: Path = ()) -> tuple[int, Path]:
+        """The read code of a ref, and the path that is left to go in what it gives."""
+        code = self._plan.read_code(ref)
+        path: Path = (*ref.get("path", ()), *more)
+        return code, path[1:] if node_read(code)[1] is Read.PART else path
+
+    def _stored(self, code: int, path: Path = ()) -> str:
+        text = self._values.outputs[code]
+        if text == ABSENT:
+            node, _, at = node_read(code)
+            raise Unreadable(self._name(node), (at, *path), "the list has no such item")
+        return text
+
+    def _at(self, code: int, path: Path) -> Any:
+        name = self._name(node_read(code)[0])
+        if code not in self._decoded:
+            self._decoded[code] = _decoded(self._stored(code, path), name)
+        return select(self._decoded[code], path, name)
+
+    def _zip(self, parts: Sequence[Mapping[str, Any]]) -> str:
+        lists: list[list[str]] = []
+        for part in parts:
+            try:
+                lists.append(elements(self._symbol(part)))
+            except NotAList as error:
+                raise Unreadable(template_shown({"$": part}), (), f"it is {error}, not a list") from None
+        lengths = [len(each) for each in lists]
+        if len(set(lengths)) > 1:
+            named = ", ".join(f"{template_shown({'$': part})} has {n}" for part, n in zip(parts, lengths, strict=True))
+            raise Unreadable("zip_refs", (), f"the lists differ in length: {named}")
+        return "[" + ",".join(f"[{','.join(row)}]" for row in zip(*lists, strict=True)) + "]"
 
     def _name(self, index: int) -> str:
         return INPUT_NAME if index == INPUT else self._plan.nodes[index].name
@@ -223,6 +295,8 @@ class _Reader:
     def _state(self, part: Mapping[str, Any]) -> str:
         index = self._index(part)
         letter = self._values.letter(index)
+        if index in self._values.timed_out and letter == NodeState.COMPLETED:
+            return "timed-out"
         try:
             return outcome_state(letter, self._values.errors[index] if letter == NodeState.FAILED else None)
         except KeyError:
@@ -233,16 +307,15 @@ class _Reader:
     def _outcome(self, symbol: Mapping[str, Any]) -> str:
         (part,) = symbol["settled"]
         index, state = self._index(part), self._state(part)
-        if state == "completed":
-            path = part.get("path")
-            return outcome_text(state, _json(self._at(index, path)) if path else self._values.outputs[index])
+        if self._values.letter(index) == NodeState.COMPLETED:
+            code, path = self._read(part)
+            return outcome_text(state, _json(self._at(code, path)) if path else self._stored(code))
         failed = self._values.letter(index) == NodeState.FAILED
         return outcome_text(state, None, self._values.errors[index] if failed else None)
 
     def _each(self, symbol: Mapping[str, Any]) -> str:
-        """An Outcome an item. A map that was skipped as a whole has no items to speak of."""
-        index = self._index(symbol["settled_each"][0])
-        return "[]" if self._values.letter(index) == NodeState.SKIPPED else self._values.each[index]
+        """An Outcome an item."""
+        return self._values.outputs[self._plan.read_code(symbol["settled_each"][0], joined="settled_each")]
 
 
 def _json(value: Any) -> str:

@@ -54,6 +54,8 @@ def fold(plan: Plan, history: Iterable[Mapping[str, Any]]) -> Folded:
                 old = tasks.get((index, -1))
                 tasks[index, -1] = TaskTally() if old is None else TaskTally(old.attempt + 1)
         for entry in changes.get("events", ()):
+            if entry["event"] == "items-expanded":
+                _reopen_items(tasks, plan.index[entry["node"]], entry)
             if "outcome" not in entry:
                 continue
             key = (plan.index[entry["node"]], entry.get("item", -1))
@@ -71,3 +73,15 @@ def fold(plan: Plan, history: Iterable[Mapping[str, Any]]) -> Folded:
                     pass
             tally.crashes = entry.get("crashes", tally.crashes)
     return Folded(Snapshot(status, version, Letters.of(letters), Counters.decode(counters)), tasks, answers)
+
+
+def _reopen_items(tasks: dict[tuple[int, int], TaskTally], node: int, entry: Mapping[str, Any]) -> None:
+    """Items stored anew after a retry: those that completed are kept, unless the list is another one."""
+    if entry.get("afresh") and entry["from"] == 0:
+        for (at, item), tally in tasks.items():
+            if at == node and item >= entry["to"]:
+                tally.completions = 0
+    for item in range(entry["from"], entry["to"]):
+        old = tasks.get((node, item))
+        if old is not None and (entry.get("afresh") or not old.completions):
+            tasks[node, item] = TaskTally(old.attempt + 1)

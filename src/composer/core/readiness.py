@@ -22,37 +22,47 @@ NO: Final = "no"
 """Column of a guard that has completed, and whose answer is no."""
 _RUN, _SKIP, _WAIT = Standing.RUN, Standing.SKIP, Standing.WAIT
 # One row a way of depending, one column a state of what is depended on. EITHER is over several nodes and asks
-# for the branch that was taken: any failure skips, else any completion runs. Only guards say no.
+# for the branch that was taken: any failure skips, else any completion runs. RACE does not wait for all. Only guards say no.
 JOIN_TABLE: Final[dict[Need, dict[str, Standing]]] = {
     Need.PLAIN: {"C": _RUN, "S": _SKIP, "F": _SKIP, "X": _SKIP},
     Need.AFTER: {"C": _RUN, "S": _RUN, "F": _SKIP, "X": _SKIP},
     Need.MAYBE: {"C": _RUN, "S": _RUN, "F": _SKIP, "X": _SKIP},
     Need.SETTLED: {"C": _RUN, "S": _RUN, "F": _RUN, "X": _SKIP},
     Need.EITHER: {"C": _RUN, "S": _WAIT, "F": _SKIP, "X": _SKIP},
+    Need.RACE: {"C": _RUN, "S": _WAIT, "F": _WAIT, "X": _SKIP},
     Need.GUARD_YES: {"C": _RUN, NO: _SKIP, "S": _SKIP, "F": _SKIP, "X": _SKIP},
     Need.GUARD_NO: {"C": _SKIP, NO: _RUN, "S": _SKIP, "F": _SKIP, "X": _SKIP},
 }
 
 
+_BRANCHES: Final = (Need.EITHER, Need.RACE)
+
+
 def standing(terms: Sequence[Term], letters: Sequence[str], no: Collection[int] = ()) -> Standing:
     """Whether a node with these dependencies waits, runs or is skipped. `no` are the guards that answered no.
 
-    It is asked again whenever one of them settles; nothing is decided before all of them have.
+    It is asked again whenever one of them settles; nothing is decided before all of them have, but for a race, which
+    the first that completes decides.
     """
     verdict = Standing.RUN
     for term in terms:
         table = JOIN_TABLE[term.need]
-        taken = term.need is not Need.EITHER
+        taken, waits = term.need not in _BRANCHES, False
         for node in term.nodes:
             letter = letters[node]
             if letter not in SETTLED:
-                return Standing.WAIT
+                if term.need is not Need.RACE:
+                    return Standing.WAIT
+                waits = True
+                continue
             answer = table.get(NO if no and node in no else letter, Standing.SKIP)
             if answer is Standing.SKIP:
                 verdict = Standing.SKIP
             elif answer is Standing.RUN:
                 taken = True
         if not taken:
+            if waits:
+                return Standing.WAIT
             verdict = Standing.SKIP
     return verdict
 
@@ -92,11 +102,12 @@ def fate(
 
 
 _ROWS: Final = {
-    Need.PLAIN: "its output, plainly",
+    Need.PLAIN: "its output, plainly, or `settled_each(x)`",
     Need.AFTER: "`.after(x)`",
     Need.MAYBE: "`maybe(x)`",
-    Need.SETTLED: "`settled(x)`, `settled_each(x)`, `.after(settled(x))`",
+    Need.SETTLED: "`settled(x)`, `.after(settled(x))`",
     Need.EITHER: "`either(x, y)`, for each of them",
+    Need.RACE: "`race(x, y)`, for each of them",
     Need.GUARD_YES: "`when(...)`: a condition",
     Need.GUARD_NO: "`otherwise()`: the same condition",
 }

@@ -66,6 +66,11 @@ class Counters:
     no: tuple[int, ...] = ()
     """Guards that answered no, in plan order: their letter says that they answered, not what."""
 
+    waiting: tuple[int, ...] = ()
+    """Waits for events whose name several nodes wait for, longest waiting first."""
+    timed_out: tuple[int, ...] = ()
+    """Waits that completed with the answer that stands in for the event: their output does not say so."""
+
     def encode(self) -> str:
         """The stored text."""
         if self == _NO_COUNTERS:
@@ -75,6 +80,10 @@ class Counters:
             counted["retries"] = self.retries
         if self.no:
             counted["no"] = self.no
+        if self.waiting:
+            counted["waiting"] = self.waiting
+        if self.timed_out:
+            counted["timed_out"] = self.timed_out
         return json.dumps(counted, separators=(",", ":"))
 
     @classmethod
@@ -83,7 +92,11 @@ class Counters:
         if not text:
             return _NO_COUNTERS
         counted = json.loads(text)
-        return cls(counted["first_failure"], counted.get("retries", 0), tuple(counted.get("no", ())))
+        return cls(
+            counted["first_failure"],
+            counted.get("retries", 0),
+            *(tuple(counted.get(name, ())) for name in ("no", "waiting", "timed_out")),
+        )
 
 
 _NO_COUNTERS: Final = Counters()

@@ -12,11 +12,15 @@ import logging
 import random
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from json import dumps
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import anyio
 import anyio.to_thread
+from anyio.lowlevel import RunVar
 
 from composer.core.events import (
     Delivery,
@@ -29,17 +33,21 @@ from composer.core.events import (
     StepSnoozed,
 )
 from composer.core.expressions import Unreadable, render
-from composer.core.plan import Node, Plan
-from composer.core.values import Values
+from composer.core.limits import within_limit
+from composer.core.plan import Node, Plan, node_of
+from composer.core.values import Values, absent_parts
 from composer.define.context import StepContext, enter, leave
 from composer.define.step import Step
-from composer.errors import NonRetryable, PayloadError, RetryAfter, Snooze, StepCancelled
+from composer.define.surroundings import Around
+from composer.errors import NonRetryable, PayloadError, ProcessStepError, RetryAfter, Snooze, StepCancelled
 from composer.ports.store import ClaimedTask
+from composer.worker.processes import ProcessDied, ProcessPool, StepProcess
 
 log = logging.getLogger("composer.worker")
 
 _PATIENCE: Final = 1.0
 """Seconds a coroutine may take to end once it was cancelled for its timeout, before the timeout is reported without it."""
+_ENGINE: Final = f"{Path(__file__).parent}/"
 _MOST_TEXT: Final = 16_000
 """Characters of an error's message and of its traceback that are kept."""
 
@@ -48,6 +56,10 @@ class Host(Protocol):
     """What an attempt needs of the worker that runs it."""
 
     resources: Any
+    around: Sequence[Around]
+    """What stands around each attempt, the outermost first."""
+    processes: ProcessPool | None
+    """Where process steps run; None has them run in threads."""
     closing: bool
     """Whether the worker is being torn down."""
 
@@ -68,8 +80,8 @@ class Attempt:
     """A running attempt. Also the link between the step's context and its worker."""
 
     __slots__ = (
-        "beaten", "claimed", "details", "ended", "host", "node", "over", "overtime", "plan", "released", "reported", "started", "step",
-        "stopped", "thread", "warned", "work",
+        "beaten", "claimed", "crossed", "details", "ended", "host", "node", "over", "overtime", "plan", "process", "released", "reported",
+        "started", "step", "stopped", "thread", "thrown", "warned", "work",
     )  # fmt: skip
 
     def __init__(self, host: Host, claimed: ClaimedTask, plan: Plan, step: Step[..., Any]) -> None:
@@ -89,6 +101,12 @@ class Attempt:
         """Whether `run` is through."""
         self.thread = False
         """Whether a thread runs the body now."""
+        self.process: StepProcess | None = None
+        """The process that runs the body."""
+        self.crossed: tuple[Any, str] | None = None
+        """A result that came from a process, and the text it came as: it need not be encoded once more."""
+        self.thrown: tuple[ProcessStepError, Raised] | None = None
+        """What a process step raised, and what its process made of it."""
         self.beaten = False
         self.details: str | None = None
         self.started = time.monotonic()
@@ -99,21 +117,12 @@ class Attempt:
         """The delivery it answers."""
         return self.claimed.task
 
-    def answers(self, task: Delivery) -> bool:
-        """Whether it is the attempt of this delivery, whatever else the two know of it."""
-        mine = self.claimed.task
-        return (mine.node, mine.item, mine.attempt, mine.delivery) == (
-            task.node,
-            task.item,
-            task.attempt,
-            task.delivery,
-        )
-
     def facts(self) -> dict[str, Any]:
         """What log lines say about it."""
         task = self.claimed.task
         return {
             "run_id": self.claimed.run.run_id,
+            "workflow": self.plan.workflow,
             "node": self.node.name,
             "step": self.node.step,
             "attempt": task.attempt,
@@ -182,12 +191,16 @@ class Attempt:
             self.ended = True
             self.host.body_ended(self)
 
+    @property
+    def _pool(self) -> ProcessPool | None:
+        """The processes among which the step has to run; None for the loop or a thread."""
+        return self.host.processes if self.step.isolation == "process" else None
+
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]] | StepFailed:
         try:
-            claimed = self.claimed
-            values = Values(claimed.run.snapshot.letters.text, claimed.values, claimed.errors)
-            text = render(self.plan, self.node.args, values)
-            return self.step.decode_arguments(text)
+            text = arguments_text(self.plan, self.node, self.claimed)
+            # A process reads them itself.
+            return ((text,), {}) if self._pool is not None else self.step.decode_arguments(text)
         except Unreadable as error:
             why = f"the arguments of step {self.node.step} cannot be read: {error}"
         except PayloadError as error:
@@ -195,7 +208,8 @@ class Attempt:
         except ValueError as error:
             why = f"the stored arguments of step {self.node.step} are no JSON: {error}"
         except KeyError as error:
-            why = f"the output of node {self.plan.nodes[error.args[0]].name if error.args[0] >= 0 else 'input'} is missing"
+            node = node_of(error.args[0])
+            why = f"the output of node {self.plan.nodes[node].name if node >= 0 else 'input'} is missing"
         return self._failed(Failure(FailureKind.PAYLOAD, "PayloadMismatch", why), retryable=False)
 
     async def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
@@ -205,13 +219,17 @@ class Attempt:
             attempt=claimed.task.attempt, fence=claimed.task.delivery, details=claimed.details, resources=self.host.resources,
             link=self,
         )  # fmt: skip
-        timeout = node.options.timeout
         timer: asyncio.TimerHandle | None = None
-        if timeout is not None:
-            timer = asyncio.get_running_loop().call_later(timeout, self._timed_out, timeout)
         token = enter(context)
         try:
-            value = await step.fn(*args, **kwargs) if step.is_async else await self._in_thread(step.fn, args, kwargs)
+            if self._pool is not None:
+                # Before its time begins: a new process first imports its modules.
+                self.process = await self._pool.acquire()
+            timeout = node.options.timeout
+            if timeout is not None:
+                timer = asyncio.get_running_loop().call_later(timeout, self._timed_out, timeout)
+            call = self._call(args, kwargs)
+            value = await (_surrounded(call, self.host.around, context) if self.host.around else call())
             return StepReleased(self.task, self.details) if self.stopped else self._completed(value)
         except Snooze as error:
             return StepSnoozed(self.task, max(0.0, error.delay), self.details)
@@ -221,6 +239,9 @@ class Attempt:
             if self.stopped or self.host.closing:
                 return StepReleased(self.task, self.details)
             return self._raised(RuntimeError("the step was cancelled, and not by Composer"))
+        except ProcessDied as error:
+            why = f"step {step.name} did not end: {error}"
+            return self._failed(Failure(FailureKind.PROCESS_DIED, "ProcessDied", _storable(why)), retryable=True)
         except BaseException as error:
             # SystemExit and KeyboardInterrupt out of user code too: only the worker's own signal ends the worker.
             return self._raised(error)
@@ -228,13 +249,68 @@ class Attempt:
             leave(token)
             if timer is not None:
                 timer.cancel()
+            if self.process is not None and self._pool is not None:
+                self._pool.release(self.process)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Awaitable[Any]]:
+        """What runs the body, where it has to run."""
+        fn = self.step.fn
+        if self.step.is_async:
+            return lambda: fn(*args, **kwargs)
+        if self._pool is not None:
+            return lambda: self._in_process(args[0])
+        return lambda: self._in_thread(fn, args, kwargs)
 
     def _completed(self, value: Any) -> Report:
+        crossed = self.crossed
         try:
-            return StepCompleted(self.task, self.step.encode_result(value))
+            text = crossed[1] if crossed and value is crossed[0] else self.step.encode_result(value)
+            return StepCompleted(self.task, within_limit(text, f"the result of step {self.step.name}"))
         except PayloadError as error:
-            failure = Failure(FailureKind.PAYLOAD, "PayloadError", _storable(str(error))[:_MOST_TEXT])
+            failure = Failure(FailureKind.PAYLOAD, type(error).__name__, _storable(str(error))[:_MOST_TEXT])
             return self._failed(failure, retryable=False)
+
+    async def _in_process(self, arguments: str) -> Any:
+        """Runs a plain function in a process of its own, which whatever stops the body kills."""
+        pool, context = self._pool, self.claimed
+        assert pool is not None
+        assert self.process is not None
+        request = {
+            "arguments": arguments,
+            "context": {
+                "run_id": context.run.run_id, "workflow": self.plan.workflow, "node": self.node.name, "item": self.task.item,
+                "attempt": self.task.attempt, "fence": self.task.delivery, "details": self.details or context.details,
+            },
+        }  # fmt: skip
+        try:
+            frame = await pool.run(self.process, self.step.name, request, beat=self.beat)
+        except ProcessDied as error:
+            if error.began:
+                raise
+            # It had died while it was idle, which is nothing to this step.
+            pool.release(self.process)
+            self.process = None
+            self.process = await pool.acquire()
+            frame = await pool.run(self.process, self.step.name, request, beat=self.beat)
+        self.details = frame["details"] or self.details
+        return self._received(frame)
+
+    def _received(self, frame: Mapping[str, Any]) -> Any:
+        """What the body in the process returned; raises what it raised."""
+        if "completed" in frame:
+            text: str = frame["completed"]
+            # Only an around_step looks at the value.
+            self.crossed = (self.step.decode_result(text) if self.host.around else object(), text)
+            return self.crossed[0]
+        if "snoozed" in frame:
+            raise Snooze(frame["snoozed"])
+        if "cancelled" in frame:
+            raise StepCancelled
+        kind, *texts = frame["failed"]
+        failure = Failure(FailureKind(kind), *map(_storable, texts))
+        error = ProcessStepError(failure.type, failure.message, failure.traceback)
+        self.thrown = error, Raised(failure, frame["retryable"], frame["retry_after"])
+        raise error
 
     async def _in_thread(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a plain function in a thread. A thread cannot be stopped: cancelled, it is left behind, with its slot."""
@@ -285,27 +361,76 @@ class Attempt:
             self.report(self.overtime)
 
     def _raised(self, error: BaseException) -> StepFailed:
-        delay = max(0.0, error.delay) if isinstance(error, RetryAfter) else None
-        retryable = not isinstance(error, (NonRetryable, *self.step.retries.no_retry_on))
-        cause = error
-        if isinstance(error, (NonRetryable, RetryAfter)) and error.__cause__ is not None:
-            cause = error.__cause__
-        failure = Failure(FailureKind.ERROR, type(cause).__qualname__, _text_of(error), _traceback_of(error))
-        return self._failed(failure, retryable=retryable, retry_after=delay)
+        thrown = self.thrown
+        known = thrown is not None and error is thrown[0]
+        raised = thrown[1] if thrown and known else raised_by(error, self.step.retries.no_retry_on)
+        return self._failed(raised.failure, retryable=raised.retryable, retry_after=raised.retry_after)
 
     def _failed(self, failure: Failure, *, retryable: bool, retry_after: float | None = None) -> StepFailed:
         return StepFailed(self.task, failure, retryable, retry_after, random.random(), self.details)
 
 
-_limiters: dict[int, anyio.CapacityLimiter] = {}
+def arguments_text(plan: Plan, node: Node, claimed: ClaimedTask) -> str:
+    """The arguments of a claimed task as a JSON object. Raises Unreadable, KeyError for a value that was not handed over."""
+    reads = {**claimed.values, **absent_parts(node.reads, claimed.values)}
+    values = Values.of(claimed.run.snapshot, reads, claimed.errors)
+    if not node.over:
+        return render(plan, node.args, values)
+    fixed = {name: template for name, template in node.args.items() if name != node.over}
+    item = f"{dumps(node.over)}:{claimed.input}"
+    return f"{{{item},{render(plan, fixed, values)[1:]}" if fixed else f"{{{item}}}"
+
+
+async def _surrounded(call: Callable[[], Awaitable[Any]], around: Sequence[Around], context: StepContext) -> Any:
+    """The result of `call` through what stands around it."""
+    outermost, *inner = around
+    given: Any = None
+
+    async def inside() -> Any:
+        nonlocal given
+        given = await (_surrounded(call, inner, context) if inner else call())
+        return given
+
+    value = await outermost(context, inside)
+    if value is None and given is not None:
+        raise TypeError(
+            f"around_step {getattr(outermost, '__name__', outermost)} returned None in place of the step's result: "
+            "end it with `return await call()`"
+        )
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What an exception of a body means."""
+
+    failure: Failure
+    retryable: bool
+    retry_after: float | None
+
+
+def raised_by(error: BaseException, no_retry_on: Sequence[type[BaseException]]) -> Raised:
+    """What an exception of a body means, under a policy's `no_retry_on`. Never raises, whatever the exception is."""
+    delay = max(0.0, error.delay) if isinstance(error, RetryAfter) else None
+    retryable = not isinstance(error, (NonRetryable, *no_retry_on))
+    cause = error
+    if isinstance(error, (NonRetryable, RetryAfter)) and error.__cause__ is not None:
+        cause = error.__cause__
+    failure = Failure(FailureKind.ERROR, type(cause).__qualname__, _text_of(error), _traceback_of(error))
+    return Raised(failure, retryable, delay)
+
+
+_limiter: Final = RunVar[anyio.CapacityLimiter]("composer_unlimited")
 
 
 def _unlimited() -> anyio.CapacityLimiter:
     """One limiter a loop that limits nothing."""
-    loop = id(asyncio.get_running_loop())
-    if loop not in _limiters:
-        _limiters[loop] = anyio.CapacityLimiter(float("inf"))
-    return _limiters[loop]
+    try:
+        return _limiter.get()
+    except LookupError:
+        made = anyio.CapacityLimiter(float("inf"))
+        _limiter.set(made)
+        return made
 
 
 def _text_of(error: BaseException) -> str:
@@ -322,7 +447,7 @@ def _traceback_of(error: BaseException) -> str:
         trace = error.__traceback__
         outermost = trace
         while trace is not None:
-            if trace.tb_frame.f_code.co_filename == __file__:
+            if trace.tb_frame.f_code.co_filename.startswith(_ENGINE):
                 outermost = trace.tb_next
             trace = trace.tb_next
         lines = traceback.TracebackException(type(error), error, outermost, limit=-30, compact=True).format()

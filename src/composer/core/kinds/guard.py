@@ -15,19 +15,16 @@ from composer.core.states import NodeState
 
 def activate(draft: Draft, node: Node) -> None:
     """Everything it depends on has settled well: it answers, or cannot, or says which values that takes first."""
-    values = draft.known()
-    lacking = values.lacking(node.reads, node.reads_settled)
-    if lacking:
-        draft.missing += lacking
+    if not draft.has_all(node.reads, node.reads_settled):
         return
     try:
-        answer = evaluate(draft.plan, node.args["condition"], values)
+        answer = evaluate(draft.plan, node.args["condition"], draft.known())
     except Unreadable as error:
         # Never "no": what cannot be decided must not quietly take the other branch.
         why = f"condition {node.name} cannot be evaluated: {error}"
         draft.unevaluable[node.index] = why[:2_000]
         failure = Failure(FailureKind.CONDITION, type(error).__name__, why)
-        draft.fail(node, failure, 1, code="guard-unevaluable")
+        draft.fail(node, failure, code="guard-unevaluable")
     else:
         draft.answer(node, answer)
 

@@ -10,9 +10,8 @@ select l.run_id, l.node, l.item, l.step, l.attempt, l.delivery, l.failures, l.cr
     select plan, version, status, letters, counters, priority from composer.runs r where r.namespace = $1 and r.id = l.run_id offset 0
   ) r
   left join lateral (
-    select array_agg(s.node) as nodes, array_agg(s.value) as outputs, array_agg(s.error) as errors
-      from unnest(l.reads) as u(node)
-     cross join lateral (select s.node, case s.node when -1 then s.input else s.output end as value, case s.state when 'failed' then s.error end as error
-                           from composer.tasks s
-                          where s.namespace = $1 and s.run_id = l.run_id and s.node = u.node and s.item = -1 and s.state in ('completed', 'failed') offset 0) s
+    select array_agg(s.code) as nodes, array_agg(s.value) as outputs, array_agg(s.error) as errors
+      from (select u.code, -- include _read
+              from (select l.run_id, code from unnest(l.reads) as u(code)) u offset 0
+           ) s where s.value is not null or s.error is not null
   ) d on true

@@ -1,0 +1,22 @@
+"""How large a payload may be: the one check that inputs, results, signals and a run's output go through.
+
+A payload is sent, stored, copied and decoded many times, and history and lists are read beside it: what is large
+belongs elsewhere, with its place passed on.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from composer.errors import PayloadTooLarge
+
+MAX_PAYLOAD: Final = 2_000_000
+"""Bytes of UTF-8 that the JSON of one value may have."""
+
+
+def within_limit(text: str, what: str) -> str:
+    """The payload itself. Raises PayloadTooLarge, saying `what` it is, when it is over the limit."""
+    # A character is at most four bytes, so that most texts need no closer look.
+    if len(text) * 4 > MAX_PAYLOAD and (size := len(text.encode("utf-8", "surrogatepass"))) > MAX_PAYLOAD:
+        raise PayloadTooLarge(what, size, MAX_PAYLOAD)
+    return text
