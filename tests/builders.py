@@ -21,6 +21,7 @@ def a_plan(
     *,
     output: Any = None,
     guards: Mapping[str, Mapping[str, Any]] | None = None,
+    workflow: str = "shop",
     every: NodeOptions | None = None,
     node_options: Mapping[str, NodeOptions] | None = None,
     **options: Any,
@@ -65,7 +66,7 @@ def a_plan(
         needs[name] = [each for each in read if each != INPUT_NAME]
     body: dict[str, Any] = {
         "format": 1,
-        "workflow": "shop",
+        "workflow": workflow,
         "params": {},
         "nodes": [made[name] for name in ordered(needs)],
         "output": {"$": _symbol(output)} if isinstance(output, str) else output,

@@ -1181,6 +1181,23 @@ async def test_failure_is_read_by_a_task_handed_over_at_once(driver: Driver) -> 
     assert (handed.run.snapshot.letters.text, dict(handed.values)) == ("FA", {})
 
 
+async def test_late_report_on_a_run_retried_elsewhere_is_refused_not_quarantined(driver: Driver) -> None:
+    """A worker that knows a run from before a retry, and asks for an error which that cleared, looks again and is refused."""
+    condition = says("and", says("eq", "settled:a/state", ("failed",), kind="text"), says("is_none", "b"))
+    run_id = await driver.start(built_plan({"a": [], "b": [], "g": [], "c": ["when:g"]}, guards={"g": condition}))
+    a, b = sorted(await driver.claim(), key=lambda task: task.task.node)
+    await driver.apply(run_id, failed(a))
+    (held,) = await driver.store.leased_to("w", [run_id])
+    slow = Applier(driver.store, owner="w")
+    await slow.remember(held)
+    await driver.apply(run_id, DeadlinePassed())
+    await driver.apply(run_id, RetryRequested())
+    applied = await slow.apply({run_id: [done(b)]}, patience=0)
+    assert [each.reason for each in applied.ignored] == ["the task was handed out again, or ended, since this delivery"]
+    assert (await driver.record(run_id)).quarantine is None
+    assert applied.heads[run_id].snapshot == (await driver.head(run_id)).snapshot
+
+
 async def test_run_without_a_step_to_take_ends_with_its_start(driver: Driver) -> None:
     """A condition on the input is answered in the transition that starts the run, and its answer is in the run's row."""
     condition = says("gt", "input/n", 5, kind="number")

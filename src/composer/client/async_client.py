@@ -416,7 +416,10 @@ class AsyncClient:
                     await _hand_over(run, answer, taker)
         handles = self._handles(workflow, runs, answers, tried_again=tries > 0)
         if hears:
-            self._fresh.update({handle.id: store.wakeups.epoch for handle in handles if handle.created})
+            for run, handle in zip(runs, handles, strict=True):
+                # Nobody announces the end of a run that ends with its start, as one does whose only block is not taken.
+                if handle.created and not run.transition.ends_run:
+                    self._fresh[handle.id] = store.wakeups.epoch
         while len(self._fresh) > _MOST_FRESH:
             del self._fresh[next(iter(self._fresh))]
         return handles

@@ -60,7 +60,8 @@ class WorkflowOptions(TypedDict, total=False):
 
     name        what runs are started by. The function's name if left out
     timeout     for a whole run, from its real start; None is no limit
-    fail_fast   whether the first failure stops what still runs; by default branches beside it are finished
+    fail_fast   whether the first failure that nobody can handle stops what still runs; by default branches beside it
+                are finished
     """
 
     name: str
