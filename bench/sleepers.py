@@ -49,8 +49,7 @@ async def main() -> None:
         plan = await store.register_plan(single.plan)
         await connection.execute(FILL.replace("$1", str(plan)).replace("$2::int", str(own.sleepers)))
         await connection.execute(TASKS)
-        # Half a million rows at once leave vacuum and a checkpoint behind, which slow steps for a while whatever the rows
-        # are: as many runs that have ended do the same. It is the sleeping that is measured.
+        # Half a million rows at once leave vacuum and a checkpoint to do, and those would be measured with the sleepers.
         for settle in ("vacuum analyze composer.runs", "vacuum analyze composer.tasks", "checkpoint"):
             await connection.execute(settle)
         await connection.close()
