@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from composer import AsyncClient, Client, RunFailed, step, workflow
+from composer import AsyncClient, Client, ClientError, RunFailed, step, workflow
 from composer.apply import Applier
 from composer.core.events import RetryRequested
 from composer.errors import StoreUnavailable
@@ -157,7 +157,7 @@ def test_a_client_that_closes_ends_the_calls_of_other_threads(database: str, nam
         while not client._client._listening:
             client.get(handle.id)
     thread.join(10)
-    assert [type(each) for each in told] == [RuntimeError]
+    assert [type(each) for each in told] == [ClientError]
     assert "closed" in str(told[0])
 
 

@@ -39,6 +39,7 @@ from composer.core.plan import INPUT, Node, Plan
 from composer.core.states import ENDED_RUN, NodeState, RunStatus
 from composer.define.workflow import Startable, Workflow
 from composer.errors import (
+    ClientError,
     IdempotencyConflict,
     ResultTimeout,
     RunEnded,
@@ -192,7 +193,7 @@ class AsyncClient:
 
     async def _open(self, *, guard: bool) -> Self:
         if self._hosted is not None:
-            raise RuntimeError("the client is open already")
+            raise ClientError("the client is open already")
         hosted = Hosted(self._connected(), "composer client")
         await hosted.enter(guard=guard)
         self._hosted = hosted
@@ -215,9 +216,9 @@ class AsyncClient:
 
     @property
     def store(self) -> Store:
-        """The store it talks to. Raises RuntimeError outside of the `async with` block."""
+        """The store it talks to. Raises ClientError outside of the `async with` block."""
         if self._store is None:
-            raise RuntimeError("the client is not open: use it inside `async with AsyncClient() as client:`")
+            raise ClientError("the client is not open: use it inside `async with AsyncClient() as client:`")
         return self._store
 
     # -- starting ------------------------------------------------------------------------------------------
