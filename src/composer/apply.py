@@ -271,7 +271,13 @@ class Applier:
                 return [
                     answer for commit in commits for answer in await self._commit_items([commit], uncertain, patience)
                 ]
-            known = self._known[commits[0].run_id]
+            run_id = commits[0].run_id
+            known = self._known[run_id]
+            # Others report items of the same run: its version is another one by now.
+            heads = await persistently(lambda: self._store.load_heads([run_id]), patience)
+            if run_id not in heads:
+                return [None]
+            self._refresh(known, heads[run_id])
             await self.quarantine(known.head, error)
             return [ItemAnswer(known.head, frozenset(), is_quarantined=True)]
 

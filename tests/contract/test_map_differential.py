@@ -13,7 +13,7 @@ from composer.apply import Applier
 from composer.coordinator import maps
 from composer.coordinator.timers import fire_due
 from composer.core.events import DeadlinePassed, LeaseExpired, RetryRequested
-from composer.core.items import item_changes, items_of, tolerance_of
+from composer.core.items import digest_of, item_changes, items_of, tolerance_of
 from composer.core.plan import Plan, list_code, outcomes_code, part_code
 from composer.core.values import Values
 from composer.memory.store import MemoryStore
@@ -152,7 +152,8 @@ class MapPair(Pair):
         stored = (await self.drivers[0].store.load_values([(run_id, plan.index["items"])])).outputs
         if not stored:
             return
-        found = items_of(plan, node, Values("C" * len(plan.nodes), {plan.index["items"]: next(iter(stored.values()))}))
+        values = Values("C" * len(plan.nodes), {plan.index["items"]: next(iter(stored.values()))})
+        found = items_of(plan, node, values)
         counts = (await self.drivers[0].record(run_id)).maps.get(node.index)
         lives = head.snapshot.counters.retries
         first = counts.expanded if counts is not None and counts.retries == lives else 0
@@ -164,7 +165,18 @@ class MapPair(Pair):
             return
         total = len(found.texts)
         tolerance = tolerance_of(plan, node, total)
-        page = MapPage(run_id, plan, node.index, first, total, texts, tolerance, retries, found.digest, head.priority)
+        page = MapPage(
+            run_id,
+            plan,
+            node.index,
+            first,
+            total,
+            texts,
+            tolerance,
+            retries,
+            digest_of(found, node, values),
+            head.priority,
+        )
         taken = await self.both(f"page {first} +{len(texts)} {retries}", lambda driver: driver.store.expand_map(page))
         SEEN["page taken" if taken[0] else "page refused"] += 1
         if taken[0]:

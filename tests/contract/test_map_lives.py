@@ -9,7 +9,7 @@ import pytest
 
 from composer.coordinator.timers import fire_due
 from composer.core.events import DeadlinePassed, RetryRequested
-from composer.core.items import items_of
+from composer.core.items import digest_of, items_of
 from composer.core.plan import Plan, list_code, outcomes_code, part_code
 from composer.core.values import Values
 from composer.ports.store import MapPage
@@ -32,8 +32,10 @@ def remade() -> Plan:
 
 def page_of(run_id: str, plan: Plan, items: list[Any], first: int, last: int, retries: int, node: int = 1) -> MapPage:
     """Some items of a list."""
-    found = items_of(plan, plan.nodes[node], Values("C" * len(plan.nodes), {node - 1: json.dumps(items)}))
-    return MapPage(run_id, plan, node, first, len(items), found.texts[first:last], 0, retries, found.digest)
+    values = Values("C" * len(plan.nodes), {node - 1: json.dumps(items)})
+    found = items_of(plan, plan.nodes[node], values)
+    digest = digest_of(found, plan.nodes[node], values)
+    return MapPage(run_id, plan, node, first, len(items), found.texts[first:last], 0, retries, digest)
 
 
 async def made_again(driver: Driver, run_id: str, first: list[Any], second: list[Any]) -> None:
@@ -73,6 +75,38 @@ async def test_list_that_became_empty_is_read_as_empty(driver: Driver) -> None:
     assert await letter(driver, run_id) == "C"
     (reader,) = await driver.claim(10, steps={"reader"})
     assert dict(reader.values) == {list_code(1): "[]"}
+    await sound(driver, run_id)
+
+
+@pytest.mark.parametrize(("second", "kept"), [('"a"', {0}), ('"b"', set())])
+async def test_items_that_were_given_something_else_are_run_again(driver: Driver, second: str, kept: set[int]) -> None:
+    """When a retry makes anew what all items are given, completed items are kept if that came out the same, and run again if not."""
+    nodes: list[dict[str, Any]] = [
+        {"name": "gate", "kind": "step", "step": "gate", "args": {}},
+        {"name": "given", "kind": "step", "step": "given", "args": {"gate": {"$": {"settled": [{"ref": "gate"}]}}}},
+        {
+            "name": "map", "kind": "map", "step": "each", "over": "x",
+            "args": {"x": [1, 2, 3], "y": {"$": {"ref": "given"}}},
+        },
+    ]  # fmt: skip
+    plan = Plan({"format": 1, "workflow": "given", "nodes": nodes, "output": {"$": {"ref": "map"}}})
+    run_id = await driver.start(plan)
+    for life, text in enumerate(('"a"', second)):
+        (gate,) = await driver.claim(10, steps={"gate"})
+        await driver.apply(run_id, done(gate) if life else failed(gate))
+        (task,) = await driver.claim(10, steps={"given"})
+        await driver.apply(run_id, done(task, text))
+        await fire_due(driver.store)
+        claimed = {t.task.item: t for t in await driver.claim(10, steps={"each"})}
+        if life == 0:
+            await driver.apply(run_id, done(claimed[0], '"first"'), failed(claimed[1]))
+            await driver.apply(run_id, failed(claimed[2]))
+            assert (await driver.head(run_id)).snapshot.status == "failed"
+            await driver.apply(run_id, RetryRequested(rerun_stale=True))
+    assert {0, 1, 2} - set(claimed) == kept
+    await driver.apply(run_id, *(done(t, '"second"') for t in claimed.values()))
+    record = await driver.record(run_id)
+    assert json.loads(record.output or "") == ["first" if item in kept else "second" for item in range(3)]
     await sound(driver, run_id)
 
 

@@ -7,8 +7,9 @@ a lease can end and a moment come at any time. Pages hold one item, so that all 
 from __future__ import annotations
 
 import json
+import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -21,7 +22,7 @@ from composer.client.starting import new_run
 from composer.coordinator import maps
 from composer.coordinator.timers import fire_due
 from composer.core.events import CancelRequested, DeadlinePassed, Event, LeaseExpired, Report, RetryRequested
-from composer.core.items import item_changes, items_of
+from composer.core.items import item_changes, items_of, tolerance_of
 from composer.core.plan import Plan, outcomes_code
 from composer.core.states import ENDED_RUN, NodeState, RunStatus, TaskState
 from composer.core.values import Values
@@ -170,8 +171,7 @@ class World:
     def page(self, first: int, retries: int) -> MapPage:
         found = items_of(self.plan, self.plan.nodes[0], Values("..", {}))
         texts = found.texts[first : first + 1]
-        tolerance = len(found.texts) if self.plan.read_each else self.plan.nodes[0].options.tolerate
-        assert isinstance(tolerance, int)
+        tolerance = tolerance_of(self.plan, self.plan.nodes[0], len(found.texts))
         return MapPage(self.run_id, self.plan, 0, first, len(found.texts), texts, tolerance, retries, found.digest)
 
     def moves(self) -> Iterator[tuple[str, World]]:
@@ -264,7 +264,7 @@ class World:
             str(i) for i, each in enumerate(outcomes) if each["state"] == "completed"
         ]
         failures = sum(each["state"] == "failed" for each in outcomes)
-        assert self.plan.read_each or failures <= int(self.plan.nodes[0].options.tolerate)
+        assert failures <= tolerance_of(self.plan, self.plan.nodes[0], len(outcomes))
 
 
 def explore(plan: Plan) -> tuple[int, int, int, bool]:
@@ -328,3 +328,50 @@ def test_every_state_of_a_map_keeps_the_invariants_and_can_end(name: str, monkey
         f"\n{name}: {states} states, {transitions} transitions, depth {depth}, {time.monotonic() - began:.1f} s, {complete=}"
     )
     assert states >= LEAST[name]
+
+
+LARGER = {
+    "a window, tried twice": over(7, max_concurrency=2, tolerate=1, attempts=2),
+    "one may fail in five": over(6, tolerate="20%", attempts=2),
+    "item by item": over(5, each=True, max_concurrency=3, attempts=2),
+}
+
+
+@pytest.mark.parametrize("name", LARGER)
+def test_long_ways_through_larger_maps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On ten random ways of sixty moves through a larger map, retried as often as it fails, every state is sound, and each way can be ended."""
+    monkeypatch.setattr(maps, "PAGE", 2)
+    ends: Counter[str] = Counter()
+    for seed in range(10):
+        draw = random.Random(f"{name} {seed}")
+        world = World.of(LARGER[name])
+        way: list[str] = []
+
+        def go(world: World, liked: tuple[str, ...], draw: random.Random = draw, way: list[str] = way) -> World | None:
+            moves = [(word, after) for word, after in world.moves() if liked == () or word.split()[0] in liked]
+            if not moves:
+                return None
+            rare = ("cancel", "deadline")
+            word, after = draw.choice([each for each in moves if each[0] not in rare or draw.random() < 0.01] or moves)
+            way.append(word)
+            try:
+                after.check()
+            except AssertionError as error:
+                raise AssertionError(f"{error}\nafter {' > '.join(way)}") from error
+            return replace(after, stopped=False, retried=False, sent=after.sent[-6:])
+
+        for _ in range(60):
+            after = go(world, ())
+            if after is None:
+                break
+            world = after
+        for _ in range(400):
+            if world.run.snapshot.status in ENDED_RUN:
+                break
+            after = go(world, ("look", "claim", "complete"))
+            assert after is not None, f"nothing moves it after {' > '.join(way)}"
+            world = after
+        assert world.run.snapshot.status in ENDED_RUN, f"it never ends after {' > '.join(way)}"
+        ends[world.run.snapshot.status] += 1
+    print(name, dict(ends))
+    assert ends["completed"] >= 1

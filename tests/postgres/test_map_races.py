@@ -27,7 +27,7 @@ from composer.verify import Verified, verify
 from tests.contract.driver import Driver, done, failed, opened
 from tests.contract.test_map_items import a_map, counts, letter, mapping, rows, sound
 from tests.contract.test_map_lives import page_of
-from tests.servers import Server, query
+from tests.servers import Server, execute, query
 from tests.working import until
 
 pytestmark = pytest.mark.anyio
@@ -434,3 +434,52 @@ async def test_stop_comes_through_however_many_report(driver: Driver) -> None:
     # What a claim had in its hands at the moment of the stop, the next one drops.
     assert await driver.claim(500) == []
     await sound(driver, run_id)
+
+
+async def test_map_that_the_database_will_not_have_stops_no_other(driver: Driver) -> None:
+    """A page that the database refuses takes its run aside, with the reason; the map that was due beside it is stored, and timers go on."""
+    store = driver.store
+    assert isinstance(store, PostgresStore)
+    await execute(store._url, """alter table composer.tasks add constraint refused check (input <> '"bad"')""")
+    runs: list[str] = []
+    for items in ('["good", "bad"]', '["good"]'):
+        runs.append(await driver.start(a_map()))
+        (task,) = await driver.claim(10, steps={"items"})
+        await driver.apply(runs[-1], done(task, items))
+    await fire_due(store)
+    bad, good = [await driver.record(run_id) for run_id in runs]
+    assert bad.quarantine is not None
+    assert "refused" in bad.quarantine
+    assert good.quarantine is None
+    assert await rows(driver, runs[1]) == {0: "ready"}
+    # Once the reason is gone, the run goes on where it was.
+    await execute(store._url, "alter table composer.tasks drop constraint refused")
+    assert await store.release(runs[0])
+    await driver.later(11)
+    await fire_due(store)
+    assert await rows(driver, runs[0]) == {0: "ready", 1: "ready"}
+    await sound(driver, runs[0])
+
+
+async def test_item_that_the_database_will_not_have_stops_no_other(driver: Driver) -> None:
+    """A result that the database refuses takes its run aside, though others have reported items of it since; other runs' results count."""
+    store = driver.store
+    assert isinstance(store, PostgresStore)
+    await execute(store._url, """alter table composer.tasks add constraint refused check (output <> '"bad"')""")
+    one, other = [await mapping(driver, [1, 2, 3]) for _ in range(2)]
+    applier = Applier(store, owner="w")
+    tasks = await driver.claim(10, steps={"each"})
+    for task in tasks:
+        await applier.remember(task)
+    mine = [task for task in tasks if task.run.run_id == one]
+    await driver.apply(one, done(mine[2]))
+    reports: dict[str, list[Event]] = {
+        one: [done(mine[0], '"bad"'), done(mine[1])],
+        other: [done(task) for task in tasks if task.run.run_id == other],
+    }
+    applied = await applier.apply(reports)
+    assert {ignored.reason for ignored in applied.ignored} == {"the run is quarantined"}
+    assert "refused" in ((await driver.record(one)).quarantine or "")
+    assert await counts(driver, one) == (3, 1, 0, 0)
+    assert await letter(driver, other) == "C"
+    await sound(driver, other)

@@ -284,7 +284,7 @@ select namespace, run_id, 1, i, 'each', 'default', case when i < 10000 then 'com
 
 
 async def test_items_read_what_the_batch_holds(store: ExplainingStore) -> None:
-    """Storing a page, claiming, reporting, freeing and withdrawing items of a map of twenty thousand reads no more than the batch."""
+    """Storing a page, claiming and reporting items of a map of twenty thousand reads no more than the batch."""
     driver = Driver(store)
     plan = a_map(reader=False, max_concurrency=2 * BATCH, tolerate=3)
     run_id = await driver.start(plan)
@@ -315,13 +315,49 @@ async def test_items_read_what_the_batch_holds(store: ExplainingStore) -> None:
     check(store.plans, 4 * BATCH)
     store.plans.clear()
 
-    await store.free_items(run_id, 1)
-    # Whoever missed a moment looks for held items from the first: as many as stand before them.
-    check(store.plans, 4 * BATCH)
+    page = MapPage(run_id, plan, 1, 3 * BATCH, 20_000, found.texts[3 * BATCH : 4 * BATCH], 3, 0, found.digest)
+    assert (await store.expand_map(page))[0]
+    check(store.plans, 2 * BATCH)
     store.plans.clear()
     await store.load_values([(run_id, part_code(1, 0))])
     check(store.plans, 2 * BATCH)
     assert due.node == 1
+
+
+# As far as the counts go, ten thousand items of the map are held from item 10,000 on, and there is room for some.
+HALF = f"""
+update composer.maps set total = 20001, expanded = 20001, completed = 9980, held = 10001, next_held = 10000, active = most_active - {BATCH}
+"""
+
+
+async def test_freeing_and_withdrawing_read_what_they_change(store: ExplainingStore) -> None:
+    """Behind ten thousand items that have completed, freeing reads the items it frees, and withdrawing no row of another run."""
+    driver = Driver(store)
+    plan = a_map(max_concurrency=2 * BATCH)
+    run_id = await driver.start(plan)
+    (task,) = await driver.claim(10, steps={"items"})
+    await driver.apply(run_id, done(task, json.dumps(list(range(20_001)))))
+    found = items_of(plan, plan.nodes[1], Values("C..", {0: json.dumps(list(range(20_001)))}))
+    page = MapPage(run_id, plan, 1, 0, 20_001, found.texts[:BATCH], 0, 0, found.digest)
+    assert (await store.expand_map(page))[0]
+    bad, *_ = await driver.claim(BATCH, steps={"each"})
+    await store.connection.execute(WIDE)
+    await store.connection.execute(HALF)
+    store.plans.clear()
+    await store.free_items(run_id, 1)
+    check(store.plans, 2 * BATCH)
+    states = "select state, count(*)::int from composer.tasks where run_id = $1 and item >= 10000 group by state"
+    assert dict(await store.connection.fetch(states, run_id)) == {"held": 10_001 - BATCH, "ready": BATCH}
+
+    await driver.apply(run_id, failed(bad))
+    store.plans.clear()
+    (due,) = await store.take_due_waits(BATCH, 10.0)
+    check(store.plans, 2 * BATCH)
+    assert due.head.snapshot.letters.text == "CD."
+    store.plans.clear()
+    assert (await store.withdraw_items(run_id, plan.nodes[1], BATCH))[0] == BATCH
+    # Items that have ended stand before those that have not begun, and are passed over: those of this map, and no others.
+    check(store.plans, 10_000 + 3 * BATCH)
 
 
 async def test_lists_and_watches_read_their_page(store: ExplainingStore) -> None:

@@ -17,7 +17,7 @@ from composer.core.draft import entry_of
 from composer.core.events import Report
 from composer.core.expressions import NotAList, Unreadable, elements, render, template_shown
 from composer.core.kinds import step
-from composer.core.plan import Node, Plan
+from composer.core.plan import Node, Plan, node_of
 from composer.core.transition import TaskChange, history_json
 from composer.core.values import Values
 
@@ -37,7 +37,7 @@ class NoItems(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ItemList:
-    """The items of a map, each as JSON text exactly as it stands in the list, and a digest of all of them."""
+    """The items of a map, each as JSON text exactly as it stands in the list, and a digest of the list."""
 
     texts: Sequence[str]
     digest: str
@@ -62,6 +62,17 @@ def items_of(plan: Plan, node: Node, values: Values) -> ItemList:
             "give each item more to do (a batch), or nest the parts in workflows of their own",
         )
     return ItemList(texts, hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32])
+
+
+def digest_of(found: ItemList, node: Node, values: Values) -> str:
+    """Digest of all that makes a map's items what they are: the list, and what all of them are given."""
+    if not node.reads:
+        return found.digest
+    given = [found.digest]
+    for code in node.reads:
+        at = node_of(code)
+        given += [values.letter(at), values.outputs.get(code, ""), values.errors.get(at, "")]
+    return hashlib.sha256("\0".join(given).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def tolerance_of(plan: Plan, node: Node, total: int) -> int:

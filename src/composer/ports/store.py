@@ -195,7 +195,7 @@ class MapPage:
     retries: int
     """How often the run has been retried."""
     digest: str
-    """Of the whole list: a retry keeps the completed items of an equal one."""
+    """Of the whole list and of what all items are given: a retry keeps the completed items of an equal one."""
     priority: int = 0
     """The run's."""
 
