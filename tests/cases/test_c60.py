@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ async def test_sync_client_refuses_a_running_loop_at_once(database: str, namespa
             lambda: client.get("x"),
             lambda: client.cancel("x"),
             lambda: next(client.runs()),
-            lambda: next(client.watch("x")),
+            lambda: next(client.watch(str(uuid.uuid4()))),
         ):
             with pytest.raises(ClientError, match="AsyncClient"):
                 call()
