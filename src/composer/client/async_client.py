@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar, overload
 
@@ -468,7 +469,7 @@ class AsyncClient:
             _checked_id(run_id),
             after_version=after_version,
             poll_interval=self.settings.poll_interval,
-            listen=self._listen,
+            listen=partial(self._listen, None),
         )
 
     async def explain(self, run_id: str) -> Explanation:
@@ -516,7 +517,7 @@ class AsyncClient:
         # A run that was started here while everything was heard has been heard to end, or has not ended.
         known_open = self._fresh.pop(run_id, -1) == store.wakeups.epoch and self._hears()
         with store.wakeups.on_end(run_id, hear, recent=known_open), anyio.move_on_after(timeout):
-            await self._listen()
+            await self._listen(PATIENCE)
             while True:
                 known = next((end for end in heard if end is not None), None)
                 if known is None and (heard or not known_open):
@@ -531,31 +532,31 @@ class AsyncClient:
                     woken = anyio.Event()
                     with anyio.move_on_after(self.settings.poll_interval):
                         await woken.wait()
-                await self._stay_asleep()
+                await self._stay_asleep(PATIENCE)
         raise ResultTimeout(
             run_id,
             f"has not ended within {timeout:g} s",
             "It goes on: wait again, or client.get(run_id) shows where it is.",
         )
 
-    async def _listen(self) -> None:
+    async def _listen(self, patience: float | None) -> None:
         """Hears ends that other processes bring about. A client that shares a worker's store hears through that."""
         if not self._listening:
             self._listening = True
             if self._given is None:
                 assert self._group is not None
                 self._group.start_soon(self.store.listen)
-        await self._stay_asleep()
+        await self._stay_asleep(patience)
 
     def _hears(self) -> bool:
         """Whether the end of any run is announced to this client now."""
         return self._listening and anyio.current_time() < self._asleep_until
 
-    async def _stay_asleep(self) -> None:
+    async def _stay_asleep(self, patience: float | None) -> None:
         now = anyio.current_time()
         if now > self._asleep_until:
             self._asleep_until = now + _SLEEP_RENEWED
-            await persistently(lambda: self.store.set_sleeping(self._id, asleep=True, ttl=_SLEEP_TTL), PATIENCE)
+            await persistently(lambda: self.store.set_sleeping(self._id, asleep=True, ttl=_SLEEP_TTL), patience)
 
     async def _plan(self, plan_id: int) -> Plan:
         return await persistently(lambda: self.store.load_plan(plan_id), PATIENCE)
