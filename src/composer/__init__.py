@@ -20,6 +20,7 @@ from composer.define.surroundings import AroundStep, Lifespan, around_step, life
 from composer.define.values import build
 from composer.define.workflow import Workflow, workflow
 from composer.errors import (
+    ClientError,
     ComposerError,
     IdempotencyConflict,
     LifespanError,
@@ -55,6 +56,7 @@ __all__ = [
     "CancelResult",
     "Change",
     "Client",
+    "ClientError",
     "ComposerError",
     "Explanation",
     "IdempotencyConflict",

@@ -10,6 +10,7 @@
     ├── SettingsError            a setting is missing, unreadable or contradicts another
     │   └── ModuleError          a module to be served is missing, breaks while imported, or defines nothing
     ├── LifespanError            the resources of a worker cannot be opened or closed
+    ├── ClientError              a client used where or when it cannot work (also a RuntimeError)
     ├── QueryError               a question about runs that cannot be meant
     ├── UnknownWorkflow          a start by a name that no worker has made known
     ├── RunNotFound              no such run here
@@ -228,6 +229,12 @@ class RunNotRetryable(_AboutRun):
             advice or "Start a new run instead.",
         )
         self.status = status
+
+
+class ClientError(ComposerError, RuntimeError):
+    """A client was used where or when it cannot work: closed, in a running event loop, in a forked process."""
+
+    code = "client-error"
 
 
 class QueryError(ComposerError):

@@ -1,4 +1,4 @@
-"""C54: fork, spawn and no signal handlers, as far as workers and steps go."""
+"""C54: fork, spawn and no signal handlers, as far as workers and steps go; clients are in tests/system/test_client_ends.py."""
 
 from __future__ import annotations
 

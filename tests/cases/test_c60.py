@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from composer import AsyncClient, Client, RunFailed, Settings, Worker, step, workflow
+from composer import AsyncClient, Client, ClientError, RunFailed, Settings, Worker, step, workflow
 from tests.working import working
 
 pytestmark = pytest.mark.anyio
@@ -99,13 +100,26 @@ def test_notebook_is_stored_without_outputs() -> None:
 
 
 async def test_sync_client_refuses_a_running_loop_at_once(database: str, namespace: str) -> None:
-    """Each call of Client where a loop runs raises within moments and names AsyncClient; none returns a coroutine."""
-    with Client(settings=Settings(database_url=database, namespace=namespace)) as client:
+    """Opening a Client where a loop runs, and each call of one, raises within moments and names AsyncClient; none returns a coroutine."""
+    made = Client(settings=Settings(database_url=database, namespace=namespace))
+    with pytest.raises(ClientError, match="AsyncClient"), made:
+        pass
+    # Entered in another thread, as an application's module would have.
+    client = await anyio.to_thread.run_sync(made.__enter__)
+    try:
         began = time.monotonic()
-        for call in (lambda: client.start(plus, 1), lambda: client.get("x"), lambda: client.cancel("x")):
-            with pytest.raises(RuntimeError, match="AsyncClient"):
+        for call in (
+            lambda: client.start(plus, 1),
+            lambda: client.get("x"),
+            lambda: client.cancel("x"),
+            lambda: next(client.runs()),
+            lambda: next(client.watch(str(uuid.uuid4()))),
+        ):
+            with pytest.raises(ClientError, match="AsyncClient"):
                 call()
         assert time.monotonic() - began < 2
+    finally:
+        await anyio.to_thread.run_sync(client.__exit__, None, None, None)
 
 
 async def test_sync_client_in_an_async_step_fails_the_step_with_the_reason(database: str, namespace: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar, overload
 
@@ -39,6 +40,7 @@ from composer.core.plan import INPUT, Node, Plan
 from composer.core.states import ENDED_RUN, NodeState, RunStatus
 from composer.define.workflow import Startable, Workflow
 from composer.errors import (
+    ClientError,
     IdempotencyConflict,
     ResultTimeout,
     RunEnded,
@@ -192,7 +194,7 @@ class AsyncClient:
 
     async def _open(self, *, guard: bool) -> Self:
         if self._hosted is not None:
-            raise RuntimeError("the client is open already")
+            raise ClientError("the client is open already")
         hosted = Hosted(self._connected(), "composer client")
         await hosted.enter(guard=guard)
         self._hosted = hosted
@@ -215,9 +217,9 @@ class AsyncClient:
 
     @property
     def store(self) -> Store:
-        """The store it talks to. Raises RuntimeError outside of the `async with` block."""
+        """The store it talks to. Raises ClientError outside of the `async with` block."""
         if self._store is None:
-            raise RuntimeError("the client is not open: use it inside `async with AsyncClient() as client:`")
+            raise ClientError("the client is not open: use it inside `async with AsyncClient() as client:`")
         return self._store
 
     # -- starting ------------------------------------------------------------------------------------------
@@ -470,7 +472,7 @@ class AsyncClient:
             _checked_id(run_id),
             after_version=after_version,
             poll_interval=self.settings.poll_interval,
-            listen=self._listen,
+            listen=partial(self._listen, None),
         )
 
     async def explain(self, run_id: str) -> Explanation:
@@ -518,7 +520,7 @@ class AsyncClient:
         # A run that was started here while everything was heard has been heard to end, or has not ended.
         known_open = self._fresh.pop(run_id, -1) == store.wakeups.epoch and self._hears()
         with store.wakeups.on_end(run_id, hear, recent=known_open), anyio.move_on_after(timeout):
-            await self._listen()
+            await self._listen(PATIENCE)
             while True:
                 known = next((end for end in heard if end is not None), None)
                 if known is None and (heard or not known_open):
@@ -533,31 +535,31 @@ class AsyncClient:
                     woken = anyio.Event()
                     with anyio.move_on_after(self.settings.poll_interval):
                         await woken.wait()
-                await self._stay_asleep()
+                await self._stay_asleep(PATIENCE)
         raise ResultTimeout(
             run_id,
             f"has not ended within {timeout:g} s",
             "It goes on: wait again, or client.get(run_id) shows where it is.",
         )
 
-    async def _listen(self) -> None:
+    async def _listen(self, patience: float | None) -> None:
         """Hears ends that other processes bring about. A client that shares a worker's store hears through that."""
         if not self._listening:
             self._listening = True
             if self._given is None:
                 assert self._group is not None
                 self._group.start_soon(self.store.listen)
-        await self._stay_asleep()
+        await self._stay_asleep(patience)
 
     def _hears(self) -> bool:
         """Whether the end of any run is announced to this client now."""
         return self._listening and anyio.current_time() < self._asleep_until
 
-    async def _stay_asleep(self) -> None:
+    async def _stay_asleep(self, patience: float | None) -> None:
         now = anyio.current_time()
         if now > self._asleep_until:
             self._asleep_until = now + _SLEEP_RENEWED
-            await persistently(lambda: self.store.set_sleeping(self._id, asleep=True, ttl=_SLEEP_TTL), PATIENCE)
+            await persistently(lambda: self.store.set_sleeping(self._id, asleep=True, ttl=_SLEEP_TTL), patience)
 
     async def _plan(self, plan_id: int) -> Plan:
         return await persistently(lambda: self.store.load_plan(plan_id), PATIENCE)

@@ -1,34 +1,40 @@
 """Client: the same methods as AsyncClient, for code without an event loop. Each call goes through one portal.
 
-The portal is a thread with an event loop, started by `with Client() as client:` and ended with it.
+The portal is a thread with an event loop, started by `with Client() as client:` and ended with it. A client that nobody
+closes is closed when the interpreter exits. A process that is forked off has the client but not its thread, and copies of
+its sockets: there the client is closed, and what it had of the parent's connections is let go unseen.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import os
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import ExitStack
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Final, Generic, Self, TypeVar, overload
+from weakref import WeakSet
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
 from typing_extensions import TypeVarTuple, Unpack
 
 from composer.apply import persistently
 from composer.client.async_client import PATIENCE, AsyncClient, AsyncRunHandle, CancelResult, RetryResult
 from composer.client.explaining import Explanation
 from composer.client.listing import Listing, RunSummary, query_of
+from composer.client.portal import Portal
 from composer.client.signals import SignalResult
 from composer.client.starting import paired
 from composer.client.views import RunView
 from composer.client.watching import Change
 from composer.coordinator.recovery import Recovered
 from composer.define.workflow import Startable, Workflow
-from composer.errors import TransactionError
+from composer.errors import ClientError, TransactionError
 from composer.ports.store import HistoryRow
 from composer.settings import Settings
 
@@ -36,6 +42,9 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+_LAST_CLOSE: Final = 3.0
+"""Seconds that closing may take when the interpreter exits: nothing is lost without it, and nobody waits for it."""
 
 
 class RunHandle(Generic[R_co]):
@@ -83,50 +92,80 @@ class Client:
 
     def __init__(self, database_url: str | None = None, *, settings: Settings | None = None, **options: Any) -> None:
         self._client = AsyncClient(database_url, settings=settings, **options)
-        self._stack = ExitStack()
-        self._portal: BlockingPortal | None = None
+        self._portal: Portal | None = None
+        self._process = 0
+        """The one that opened it last."""
         self._closing = threading.Lock()
         """Held while a call is begun, so that none is begun unseen by a close."""
         self._calls: set[Future[Any]] = set()
         """Calls of other threads that are under way."""
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            self._portal = stack.enter_context(start_blocking_portal())
-            stack.enter_context(self._portal.wrap_async_context_manager(self._client))
-            self._stack = stack.pop_all()
+        _refuse_in_a_loop("opened in")
+        if self._portal is not None:
+            raise ClientError("the client is open already")
+        self._portal, self._process = Portal(), os.getpid()
+        _open_clients.add(self)
+        try:
+            self.call(self._client.open)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
+        portal = self._end_calls()
+        if portal is not None:
+            try:
+                portal.begin(self._client.close).result()
+            finally:
+                portal.stop()
+
+    def _end_calls(self) -> Portal | None:
+        """Ends what is under way and lets nothing more begin. Returns the portal, the first time."""
         with self._closing:
-            self._portal = None
+            portal, self._portal = self._portal, None
             calls = tuple(self._calls)
+            _open_clients.discard(self)
         # Another thread may wait for a result that is far away: it is told, instead of waited for.
         for call in calls:
             call.cancel()
-        return self._stack.__exit__(kind, error, trace)
+        return portal
 
     def call(self, method: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
-        """What `method` returns, awaited in the client's own loop."""
-        if _is_in_a_loop():
-            raise RuntimeError(
-                "Client was called from a running event loop, which it would block: use AsyncClient there, with the same methods, awaited"
-            )
+        """What `method` returns, awaited in the client's own loop. Raises ClientError where it cannot be."""
+        _refuse_in_a_loop("called from")
         with self._closing:
             if self._portal is None:
-                raise RuntimeError("the client is not open: use it inside `with Client() as client:`")
-            future = self._portal.start_task_soon(partial(method, *args, **kwargs))
+                raise ClientError(self._why_closed())
+            future = self._portal.begin(partial(method, *args, **kwargs))
             self._calls.add(future)
         try:
             return future.result()
         except CancelledError:
-            raise RuntimeError("the client was closed while this call was under way") from None
+            raise ClientError("the client was closed while this call was under way") from None
         finally:
             # A call that was interrupted, as by Ctrl-C, is not left to go on in the portal.
             future.cancel()
             self._calls.discard(future)
+
+    def _why_closed(self) -> str:
+        if self._process not in (0, os.getpid()):
+            return (
+                f"the client was opened by process {self._process}, and this is process {os.getpid()}, forked off it: connections "
+                "cannot be shared. Open it here: `with client:`, or a Client of this process's own"
+            )
+        return "the client is not open: use it inside `with Client() as client:`"
+
+    def _leave_behind(self) -> None:
+        """Makes this a closed client, in a process that was forked off while it was open."""
+        if self._portal is not None:
+            self._portal.leave_behind(self._client, self._calls)
+        # Another thread of the parent may have held the lock.
+        self._portal, self._closing, self._calls = None, threading.Lock(), set()
+        self._client = AsyncClient(settings=self._client.settings)
 
     # Signatures below repeat AsyncClient's, because type checkers read them; what they do is written there once.
     @overload
@@ -311,9 +350,37 @@ class Client:
         return self.call(self._client.recover)
 
 
-def _is_in_a_loop() -> bool:
+def _refuse_in_a_loop(how: str) -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return
+    raise ClientError(
+        f"Client was {how} a running event loop, which it would block: use AsyncClient there, with the same methods, awaited"
+    )
+
+
+_open_clients: Final[WeakSet[Client]] = WeakSet()
+
+
+def _close_at_exit() -> None:
+    """Closes what is still open when the program ends, for a few seconds; no new thread can be started any more."""
+    last = time.monotonic() + _LAST_CLOSE
+    ending = [(client, portal) for client in tuple(_open_clients) if (portal := client._end_calls())]
+    closing = [(portal, portal.begin(client._client.close)) for client, portal in ending]
+    for portal, closed in closing:
+        with suppress(Exception):
+            closed.result(max(0.0, last - time.monotonic()))
+            portal.stop(max(0.0, last - time.monotonic()))
+
+
+def _after_fork_in_child() -> None:
+    left = tuple(_open_clients)
+    _open_clients.clear()
+    for client in left:
+        client._leave_behind()
+
+
+atexit.register(_close_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -77,7 +77,7 @@ class Merge:
     def take(self, plan: Plan, found: RunChanges, *, is_all: bool) -> list[Change]:
         """What `found` adds, in order. With `is_all` its history goes up to the run as it is."""
         times = [(row.version, row.at) for row in found.history]
-        placed: list[tuple[tuple[int, int, int], Change]] = []
+        placed: list[tuple[tuple[int, int, float], Change]] = []
 
         def start(name: str, item: int, task: BegunTask, before: int) -> None:
             self._told[name, item] = task.delivery
@@ -87,7 +87,7 @@ class Merge:
             change = Change(
                 version, task.at, "step-started", name, item if item >= 0 else None, task.attempt, task.delivery, task.worker
             )  # fmt: skip
-            placed.append(((version, 1, len(placed)), change))
+            placed.append(((version, 1, task.at.timestamp()), change))
 
         for row in found.history:
             for entry in row.changes.get("events", ()):
