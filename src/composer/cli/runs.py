@@ -40,7 +40,8 @@ runs_app = typer.Typer(no_args_is_help=True, help="Look at runs and steer them."
 
 
 @contextmanager
-def _client(database_url: str | None, home: Path | None, namespace: str | None) -> Generator[Client]:
+def opened_client(database_url: str | None, home: Path | None, namespace: str | None) -> Generator[Client]:
+    """A client on the database that the options name."""
     with Client(settings=read_settings(database_url=database_url, home=home, namespace=namespace)) as client:
         yield client
 
@@ -81,7 +82,7 @@ def start(
     """Start a run. With --follow the exit code is 1 when it does not complete."""
     flow = workflow_of(workflow)
     arguments = _arguments(given)
-    with _client(database_url, home, namespace) as client:
+    with opened_client(database_url, home, namespace) as client:
         bound = flow.bind(**{name: _decoded(flow, name, value) for name, value in arguments.items()})
         handle = client.start(bound, idempotency_key=key, tags=_tags(tag or []), delay=delay, priority=priority)
         if as_json:
@@ -223,7 +224,7 @@ def list_runs(
     as_json: AsJson = False,
 ) -> None:
     """Runs, newest first. With --json one object a line."""
-    with _client(database_url, home, namespace) as client:
+    with opened_client(database_url, home, namespace) as client:
         found = client.runs(workflow, status=status or None, tags=_tags(tag or []), error_code=error)
         shown = [run for run, _ in zip(found, range(limit), strict=False)]
     if as_json:
@@ -251,7 +252,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """A run and its nodes."""
-    with _client(database_url, home, namespace) as client:
+    with opened_client(database_url, home, namespace) as client:
         run = client.get(run_id)
     if as_json:
         _put(run)
@@ -273,7 +274,7 @@ def watch(
     as_json: AsJson = False,
 ) -> None:
     """Everything that happened to a run, then what happens, until it has ended. With --json one object a line."""
-    with _client(database_url, home, namespace) as client:
+    with opened_client(database_url, home, namespace) as client:
         for change in client.watch(run_id):
             _put(change) if as_json else typer.echo(_line(change))
 
@@ -286,7 +287,7 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """What every open node of a run waits for, or why the run has ended."""
-    with _client(database_url, home, namespace) as client:
+    with opened_client(database_url, home, namespace) as client:
         found = client.explain(run_id)
     _put(found) if as_json else typer.echo(printable(str(found)))
 
@@ -300,7 +301,7 @@ def cancel(
     as_json: AsJson = False,
 ) -> None:
     """Stop a run. Safe to repeat. Exit code 1 when it had ended otherwise."""
-    with _client(database_url, home, namespace) as client:
+    with opened_client(database_url, home, namespace) as client:
         result = client.cancel(run_id, reason=reason)
     _put(result) if as_json else typer.echo(f"the run is {result.status}")
     sys.exit(0 if result.accepted else 1)
@@ -318,7 +319,7 @@ def retry(
     as_json: AsJson = False,
 ) -> None:
     """Let a failed run go on where it stopped."""
-    with _client(database_url, home, namespace) as client:
+    with opened_client(database_url, home, namespace) as client:
         result = client.retry(run_id, dry_run=dry_run, rerun_stale=rerun_stale)
     if as_json:
         _put(result)
@@ -338,7 +339,7 @@ def release(
     as_json: AsJson = False,
 ) -> None:
     """Let a quarantined run go on. Exit code 1 when it was not quarantined."""
-    with _client(database_url, home, namespace) as client:
+    with opened_client(database_url, home, namespace) as client:
         released = client.release(run_id)
     _put({"released": released}) if as_json else typer.echo("released" if released else "the run was not quarantined")
     sys.exit(0 if released else 1)
@@ -359,7 +360,7 @@ def signal(
         value = json.loads(payload)
     except ValueError as error:
         raise SettingsError(f"the payload is no JSON: {error}") from None
-    with _client(database_url, home, namespace) as client:
+    with opened_client(database_url, home, namespace) as client:
         result = client.signal(run_id, event, value, dedupe_id=dedupe)
     if as_json:
         _put(result)
