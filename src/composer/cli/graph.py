@@ -33,7 +33,8 @@ def graph(
     workflow: Annotated[str, typer.Argument(metavar="MODULE:WORKFLOW", help="The workflow.", show_default=False)],
     form: Annotated[Form, typer.Option("--format", help="How it is drawn.")] = Form.TEXT,
     run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="With the states of this run's nodes.", show_default=False)
+        str | None,
+        typer.Option("--run", metavar="RUN", help="With the states of this run's nodes.", show_default=False),
     ] = None,
     database_url: DatabaseUrl = None,
     home: Home = None,

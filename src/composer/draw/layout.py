@@ -6,6 +6,7 @@ medians of the neighbours, swept down and up; of all the orders met the one with
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ def arrange(
                 sizes.append(bend)
         chain.append(target)
         chains[link] = chain
-        segments += zip(chain, chain[1:], strict=False)
+        segments += itertools.pairwise(chain)
     rows: list[list[int]] = [[] for _ in range(max(layers) + 1)]
     for item, at in enumerate(layers):
         rows[at].append(item)
@@ -121,7 +122,7 @@ def _placed(
         near = above if sweep % 2 == 0 else below
         for row in rows if sweep % 2 == 0 else reversed(rows):
             wanted = [sum(x[n] for n in near[item]) / len(near[item]) if near[item] else x[item] for item in row]
-            apart = [(sizes[one] + sizes[other]) / 2 + gap for one, other in zip(row, row[1:], strict=False)]
+            apart = [(sizes[one] + sizes[other]) / 2 + gap for one, other in itertools.pairwise(row)]
             # Pushed apart from the left and from the right; halfway between both nothing overlaps either.
             left = list(wanted)
             for i, least in enumerate(apart, 1):

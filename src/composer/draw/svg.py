@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 from xml.sax.saxutils import escape
 
 from composer.core.plan import Node, Plan
@@ -12,11 +14,15 @@ from composer.draw.graph import about, edges, layers
 from composer.draw.layout import arrange
 from composer.draw.mermaid import colour_of
 
+_Point: TypeAlias = tuple[float, float]
+
 _HEIGHT: Final = 46.0
 _PITCH: Final = 96.0
 _MARGIN: Final = 24.0
 _TITLE: Final = 40.0
 _LONGEST: Final = 34
+_STACKED: Final = (0, 4, 8)
+"""How far the sheets of a map are apart."""
 _STYLE: Final = """
 svg{--ink:#1c2330;--soft:#667085;--line:#8a94a6;--paper:#fff;--fill:#f5f7fa;color-scheme:light dark;background:var(--paper)}
 text{font:13px ui-sans-serif,system-ui,sans-serif;fill:var(--ink)} .head{font-weight:600;font-size:15px}
@@ -55,37 +61,27 @@ def svg(plan: Plan, states: Mapping[str, str] | None = None) -> str:
         '<path class="tip" d="M0 0 8 4 0 8z"/></marker></defs>',
         f'<text class="head" x="{_MARGIN}" y="{_MARGIN + 12}">{_safe(title)}</text>',
     ]
-    words: list[str] = []
+    words: list[_Word] = []
     said: dict[tuple[int, int], list[str]] = {}
     control: dict[tuple[int, int], bool] = {}
     for edge in found:
         said.setdefault((edge.source, edge.target), []).extend([edge.word] if edge.word else [])
         control[edge.source, edge.target] = control.get((edge.source, edge.target), True) and edge.is_control
     for link, route in placed.routes.items():
-        points = [(x + _MARGIN, y(layer)) for layer, x in route]
-        parts.append(
-            f'<path class="edge{" control" if control[link] else ""}" marker-end="url(#tip)" d="{_curve(points)}"/>'
-        )
+        points = _ends_trimmed([(x + _MARGIN, y(layer)) for layer, x in route], plan.nodes[link[1]].kind)
+        dashed = " control" if control[link] else ""
+        parts.append(f'<path class="edge{dashed}" marker-end="url(#tip)" d="{_curve(points)}"/>')
         if said[link]:
-            # Near the node that needs it, where the edges into it are still apart.
-            (x1, y1), (x2, y2) = points[-2:]
-            words.append(
-                f'<text class="word" text-anchor="middle" x="{x1 + (x2 - x1) * 0.5:.1f}" y="{(y1 + y2) / 2 + 4:.1f}">'
-                f"{_safe(', '.join(dict.fromkeys(said[link])))}</text>"
-            )
+            words.append(_placed_word(", ".join(dict.fromkeys(said[link])), points, words))
     for node, label, size in zip(plan.nodes, labels, widths, strict=True):
         at = (placed.x[node.index] + _MARGIN, y(depth[node.index]))
         parts.append(_node(plan, node, label, size, at, states.get(node.name, "")))
     if not plan.nodes:
-        parts.append(
-            f'<text class="soft" x="{_MARGIN}" y="{_MARGIN + 32}">no nodes: its output is a constant</text>'
-        )
-    return "\n".join([*parts, *words, "</svg>"])
+        parts.append(f'<text class="soft" x="{_MARGIN}" y="{_MARGIN + 32}">no nodes: its output is a constant</text>')
+    return "\n".join([*parts, *map(str, words), "</svg>"])
 
 
-def _node(
-    plan: Plan, node: Node, label: tuple[str, str], width: float, at: tuple[float, float], state: str
-) -> str:
+def _node(plan: Plan, node: Node, label: tuple[str, str], width: float, at: _Point, state: str) -> str:
     x, y = at
     name, soft = label
     tip = "\n".join(part for part in (f"{node.kind} {node.name}", about(plan, node), state) if part)
@@ -102,13 +98,17 @@ def _node(
 def _shape(kind: str, x: float, y: float, w: float) -> str:
     h = _HEIGHT
     if kind == "map":
-        return "".join(_box(x + d, y - d, w, 5) for d in (8, 4, 0))
+        return "".join(_box(x + d, y - d, w, 5) for d in reversed(_STACKED))
     if kind == "guard":
-        return _polygon([(x, y + h / 2), (x + 18, y), (x + w - 18, y), (x + w, y + h / 2), (x + w - 18, y + h), (x + 18, y + h)])
+        return _polygon(
+            [(x, y + h / 2), (x + 18, y), (x + w - 18, y), (x + w, y + h / 2), (x + w - 18, y + h), (x + 18, y + h)]
+        )
     if kind in ("wait", "sleep"):
         return _box(x, y, w, h / 2)
     if kind == "race":
-        return _polygon([(x, y), (x + w - 16, y), (x + w, y + h / 2), (x + w - 16, y + h), (x, y + h), (x + 16, y + h / 2)])
+        return _polygon(
+            [(x, y), (x + w - 16, y), (x + w, y + h / 2), (x + w - 16, y + h), (x, y + h), (x + 16, y + h / 2)]
+        )
     if kind == "child":
         return _box(x, y, w, 5) + _box(x + 4, y + 4, w - 8, 3, h - 8)
     return _box(x, y, w, 5)
@@ -118,19 +118,58 @@ def _box(x: float, y: float, w: float, round_: float, h: float = _HEIGHT) -> str
     return f'<rect class="shape" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="{round_:g}"/>'
 
 
-def _polygon(points: Sequence[tuple[float, float]]) -> str:
+def _polygon(points: Sequence[_Point]) -> str:
     return f'<polygon class="shape" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"/>'
 
 
-def _curve(points: Sequence[tuple[float, float]]) -> str:
-    """From the lower side of the first to the upper side of the last; upright where it leaves, passes and arrives."""
-    inner = list(points[1:-1])
-    path = [(points[0][0], points[0][1] + _HEIGHT / 2), *inner, (points[-1][0], points[-1][1] - _HEIGHT / 2)]
-    out = [f"M{path[0][0]:.1f} {path[0][1]:.1f}"]
-    for (x1, y1), (x2, y2) in zip(path, path[1:], strict=False):
+def _ends_trimmed(points: Sequence[_Point], kind: str) -> list[_Point]:
+    """The route from the lower side of its first node to the upper side of its last, which is of this kind."""
+    top = _HEIGHT / 2 + (_STACKED[-1] if kind == "map" else 0)
+    (x1, y1), (x2, y2) = points[0], points[-1]
+    return [(x1, y1 + _HEIGHT / 2), *points[1:-1], (x2, y2 - top)]
+
+
+def _curve(points: Sequence[_Point]) -> str:
+    """Through all points, upright at each of them."""
+    out = [f"M{points[0][0]:.1f} {points[0][1]:.1f}"]
+    for (x1, y1), (x2, y2) in itertools.pairwise(points):
         half = (y1 + y2) / 2
         out.append(f"C{x1:.1f} {half:.1f} {x2:.1f} {half:.1f} {x2:.1f} {y2:.1f}")
     return "".join(out)
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """What is written on an edge, and where its middle is."""
+
+    text: str
+    x: float
+    y: float
+
+    def covers(self, other: _Word) -> bool:
+        apart = (_text_width(self.text, 11) + _text_width(other.text, 11)) / 2 + 4
+        return abs(self.x - other.x) < apart and abs(self.y - other.y) < 13
+
+    def __str__(self) -> str:
+        return (
+            f'<text class="word" text-anchor="middle" x="{self.x:.1f}" y="{self.y + 4:.1f}">{_safe(self.text)}</text>'
+        )
+
+
+def _placed_word(text: str, points: Sequence[_Point], others: Sequence[_Word]) -> _Word:
+    """The word on the last piece of its edge, which is the one that leads to who needs it; aside of other words if it can be."""
+    (x1, y1), (x2, y2) = points[-2:]
+    first: _Word | None = None
+    for t in (0.5, 0.38, 0.62, 0.26, 0.74, 0.14):
+        # A cubic curve whose inner points are halfway down.
+        along = 3 * t * t - 2 * t**3
+        down = 1.5 * t * (1 - t) + t**3
+        word = _Word(text, x1 + (x2 - x1) * along, y1 + (y2 - y1) * down)
+        if not any(word.covers(other) for other in others):
+            return word
+        first = first or word
+    assert first is not None
+    return first
 
 
 def _cut(text: str) -> str:
@@ -150,5 +189,8 @@ def _text_width(text: str, size: float) -> float:
 
 def _safe(text: str, *, quote: bool = False) -> str:
     """The text for XML, which has no place for most control characters, however they are written."""
-    kept = "".join(c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs") and c not in "\ufffe\uffff" else "\ufffd" for c in text)
+    kept = "".join(
+        c if c in "\n\t" or (unicodedata.category(c) not in ("Cc", "Cs") and c not in "\ufffe\uffff") else "\ufffd"
+        for c in text
+    )
     return escape(kept, {'"': "&quot;"} if quote else {})
