@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
@@ -10,10 +9,9 @@ from typing import Annotated
 import typer
 
 from composer import draw
-from composer.cli.examine import AsJson
+from composer.cli.output import AsJson, put, say
 from composer.cli.runs import opened_client, workflow_of
 from composer.cli.serve import DatabaseUrl, Home, Namespace
-from composer.cli.text import printable
 from composer.core.plan import Plan
 from composer.errors import QueryError
 
@@ -49,9 +47,9 @@ def graph(
             states = {node.name: node.state for node in client.get(run).nodes}
         _refuse_another(plan, run, states)
     if as_json:
-        typer.echo(json.dumps(plan.body, ensure_ascii=False))
+        put(plan.body)
     else:
-        typer.echo(printable(_DRAWN[form](plan, states)))
+        say(_DRAWN[form](plan, states))
 
 
 def _refuse_another(plan: Plan, run: str, states: Mapping[str, str]) -> None:
