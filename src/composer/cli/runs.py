@@ -26,7 +26,7 @@ from composer.client.views import NodeView, RunView
 from composer.client.watching import Change
 from composer.core.states import SETTLED, NodeState
 from composer.define.workflow import Workflow
-from composer.errors import PayloadError, SettingsError, StoreUnavailable
+from composer.errors import PayloadError, PlanError, SettingsError, StoreUnavailable
 from composer.settings import read_settings
 from composer.worker.discovery import discover
 
@@ -72,9 +72,14 @@ def start(
     """Start a run. With --follow the exit code is 1 when it does not complete."""
     flow = workflow_of(workflow)
     arguments = _arguments(given)
+    tags = _tags(tag or [])
+    bound = _bound(flow, arguments)
     with opened_client(database_url, home, namespace) as client:
-        bound = flow.bind(**{name: _decoded(flow, name, value) for name, value in arguments.items()})
-        handle = client.start(bound, idempotency_key=key, tags=_tags(tag or []), delay=delay, priority=priority)
+        try:
+            handle = client.start(bound, idempotency_key=key, tags=tags, delay=delay, priority=priority)
+        except PlanError as error:
+            # The plan is made already: it can only be one of the options.
+            raise SettingsError(str(error)) from error
         if as_json:
             put({"id": handle.id, "workflow": flow.name, "created": handle.created})
         else:
@@ -108,14 +113,20 @@ def _arguments(given: str | None) -> dict[str, Any]:
     return value
 
 
-def _decoded(flow: Workflow[..., Any], name: str, value: Any) -> Any:
+def _bound(flow: Workflow[..., Any], arguments: dict[str, Any]) -> Any:
     from composer.define.payloads import codec
 
-    type_ = flow.types.get(name, Any)
+    decoded: dict[str, Any] = {}
+    for name, value in arguments.items():
+        try:
+            decoded[name] = codec(flow.types.get(name, Any)).decode(json.dumps(value))
+        except PayloadError as error:
+            raise SettingsError(f"--input: {name} does not fit workflow {flow.name}: {error}") from error
     try:
-        return codec(type_).decode(json.dumps(value))
-    except PayloadError as error:
-        raise PayloadError(f"--input: {name} does not fit workflow {flow.name}: {error}") from None
+        return flow.bind(**decoded)
+    except PlanError as error:
+        # The line it names is one of this command's own.
+        raise SettingsError(f"--input: {error.problem}\n  {error.advice}") from error
 
 
 def _tags(given: list[str]) -> dict[str, str]:

@@ -303,7 +303,7 @@ def project_files(folder: Path) -> Iterator[str]:
 def imported_files() -> _Stamps:
     """The files of this process's modules that somebody may edit: neither Python's, nor installed, nor Composer's."""
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    others = tuple(f"{os.path.realpath(each)}{os.sep}" for each in (*installed, Path(__file__).parents[1]) if each)
+    others = tuple(f"{os.path.realpath(each)}{os.sep}" for each in (*installed, str(Path(__file__).parents[1])) if each)
     found: set[str] = set()
     for module in tuple(sys.modules.values()):
         file: Any = getattr(module, "__file__", None)
