@@ -122,7 +122,7 @@ def test_check_tells_every_broken_module_with_its_line(tmp_path: Path) -> None:
     assert only.returncode == 1
     assert found["workflows"] == {"fine": []}
     assert [(each["module"], each["code"]) for each in found["errors"]] == [("wrong", "plan-error")]
-    assert found["errors"][0]["where"].startswith(f"{folder}/wrong.py:10")
+    assert found["errors"][0]["where"] == f"{folder}/wrong.py:10"
 
 
 def test_check_tells_what_modules_cannot_be_together(tmp_path: Path) -> None:

@@ -90,7 +90,9 @@ def _told(name: str, error: ComposerError) -> _Broken:
         where = f"{cause.filename}:{cause.lineno}"
     elif cause is not None and not where:
         where = line_of(cause)
-    return _Broken(name, error.code, where, str(error))
+    # file:line, as editors read it; what the text says of it at its end is said once.
+    text = str(error).removesuffix(f"\n  at {where}")
+    return _Broken(name, error.code, where.partition(" in ")[0], text)
 
 
 def _print(
@@ -104,4 +106,6 @@ def _print(
         for each in some:
             say(f"  {each}")
     for wrong in broken:
-        say(f"{f'{wrong.where}: ' if wrong.where else ''}error in {wrong.module}: {wrong.text} [{wrong.code}]")
+        first, *rest = wrong.text.split("\n")
+        place = f"{wrong.where}: " if wrong.where else ""
+        say("\n".join([f"{place}error in {wrong.module}: {first} [{wrong.code}]", *rest]))
