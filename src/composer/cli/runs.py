@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich import box
@@ -18,14 +18,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from composer.cli.examine import AsJson
+from composer.cli.output import AsJson, console, put
 from composer.cli.serve import DatabaseUrl, Home, Namespace
 from composer.cli.text import one_line, printable
 from composer.client.client import Client
 from composer.client.views import NodeView, RunView
 from composer.client.watching import Change
+from composer.core.states import SETTLED, NodeState
 from composer.define.workflow import Workflow
-from composer.errors import PayloadError, SettingsError
+from composer.errors import PayloadError, PlanError, SettingsError, StoreUnavailable
 from composer.settings import read_settings
 from composer.worker.discovery import discover
 
@@ -36,30 +37,20 @@ _STYLES = {
     "delayed": "magenta", "skipped": "dim", "blocked": "dim", "draining": "red", "running": "cyan",
 }  # fmt: skip
 
+_SETTLED: Final = frozenset(state.word for state in NodeState if state.value in SETTLED)
+_GOING: Final = frozenset({"leased", "mapping", "draining", "waiting"})
+"""States of nodes whose time goes on."""
+_FRAMES: Final = 5
+"""Frames a second."""
+
 runs_app = typer.Typer(no_args_is_help=True, help="Look at runs and steer them.")
 
 
 @contextmanager
-def _client(database_url: str | None, home: Path | None, namespace: str | None) -> Generator[Client]:
+def opened_client(database_url: str | None, home: Path | None, namespace: str | None) -> Generator[Client]:
+    """A client on the database that the options name."""
     with Client(settings=read_settings(database_url=database_url, home=home, namespace=namespace)) as client:
         yield client
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON can hold it: dataclasses as objects, moments as ISO 8601 text."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {name: plain(each) for name, each in asdict(value).items()}
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, Mapping):
-        return {str(name): plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    return value
-
-
-def _put(value: Any) -> None:
-    typer.echo(json.dumps(plain(value), ensure_ascii=False))
 
 
 def start(
@@ -81,11 +72,16 @@ def start(
     """Start a run. With --follow the exit code is 1 when it does not complete."""
     flow = workflow_of(workflow)
     arguments = _arguments(given)
-    with _client(database_url, home, namespace) as client:
-        bound = flow.bind(**{name: _decoded(flow, name, value) for name, value in arguments.items()})
-        handle = client.start(bound, idempotency_key=key, tags=_tags(tag or []), delay=delay, priority=priority)
+    tags = _tags(tag or [])
+    bound = _bound(flow, arguments)
+    with opened_client(database_url, home, namespace) as client:
+        try:
+            handle = client.start(bound, idempotency_key=key, tags=tags, delay=delay, priority=priority)
+        except PlanError as error:
+            # The plan is made already: it can only be one of the options.
+            raise SettingsError(str(error)) from error
         if as_json:
-            _put({"id": handle.id, "workflow": flow.name, "created": handle.created})
+            put({"id": handle.id, "workflow": flow.name, "created": handle.created})
         else:
             typer.echo(f"run {handle.id} of workflow {flow.name} {'started' if handle.created else 'exists already'}")
         if follow:
@@ -105,9 +101,11 @@ def workflow_of(name: str) -> Workflow[..., Any]:
 def _arguments(given: str | None) -> dict[str, Any]:
     if given is None:
         return {}
-    text = sys.stdin.read() if given == "-" else Path(given[1:]).read_text() if given.startswith("@") else given
     try:
+        text = sys.stdin.read() if given == "-" else Path(given[1:]).read_text("utf-8") if given[:1] == "@" else given
         value: Any = json.loads(text)
+    except OSError as error:
+        raise SettingsError(f"--input {given}: {error.strerror}") from None
     except ValueError as error:
         raise SettingsError(f"--input is no JSON: {error}") from None
     if not isinstance(value, dict):
@@ -115,14 +113,20 @@ def _arguments(given: str | None) -> dict[str, Any]:
     return value
 
 
-def _decoded(flow: Workflow[..., Any], name: str, value: Any) -> Any:
+def _bound(flow: Workflow[..., Any], arguments: dict[str, Any]) -> Any:
     from composer.define.payloads import codec
 
-    type_ = flow.types.get(name, Any)
+    decoded: dict[str, Any] = {}
+    for name, value in arguments.items():
+        try:
+            decoded[name] = codec(flow.types.get(name, Any)).decode(json.dumps(value))
+        except PayloadError as error:
+            raise SettingsError(f"--input: {name} does not fit workflow {flow.name}: {error}") from error
     try:
-        return codec(type_).decode(json.dumps(value))
-    except PayloadError as error:
-        raise PayloadError(f"--input: {name} does not fit workflow {flow.name}: {error}") from None
+        return flow.bind(**decoded)
+    except PlanError as error:
+        # The line it names is one of this command's own.
+        raise SettingsError(f"--input: {error.problem}\n  {error.advice}") from error
 
 
 def _tags(given: list[str]) -> dict[str, str]:
@@ -135,45 +139,105 @@ def _tags(given: list[str]) -> dict[str, str]:
     return tags
 
 
-def follow_run(client: Client, run_id: str, *, as_json: bool = False, console: Console | None = None) -> RunView:
+def follow_run(client: Client, run_id: str, *, as_json: bool = False, out: Console | None = None) -> RunView:
     """Shows a run until it has ended: a table that is redrawn in a terminal, a line a change elsewhere."""
-    console = console or Console()
-    if as_json or not console.is_terminal:
+    out = out or console()
+    if as_json or not out.is_terminal:
         for change in client.watch(run_id):
-            _put(change) if as_json else console.print(Text(_line(change)), soft_wrap=True)
+            put(change) if as_json else out.print(Text(_line(change)), soft_wrap=True)
         return client.get(run_id)
-    with Live(console=console, auto_refresh=False) as live:
-        for _ in client.watch(run_id):
-            live.update(frame(client.get(run_id)), refresh=True)
-        run = client.get(run_id)
-        live.update(frame(run), refresh=True)
-    return run
+    look = _Look(client, run_id, out)
+    try:
+        with Live(get_renderable=look.frame, console=out, refresh_per_second=_FRAMES):
+            for _ in client.watch(run_id):
+                look.is_stale = True
+            look.is_stale = True
+    except KeyboardInterrupt:
+        typer.echo(f"the run goes on: composer runs watch {run_id}", err=True)
+        raise
+    return client.get(run_id)
 
 
-def frame(run: RunView) -> Table:
-    """A run and its nodes as a table."""
+class _Look:
+    """The run as the last frame shows it. It is read again for a frame after something happened, and only then.
+
+    A wide map has many changes a second and still as few reads as there are frames.
+    """
+
+    def __init__(self, client: Client, run_id: str, out: Console) -> None:
+        self._client, self._id, self._out = client, run_id, out
+        self._run = client.get(run_id)
+        self.is_stale = False
+
+    def frame(self) -> Table:
+        """The table of this moment. What cannot be read just now leaves the last one standing."""
+        if self.is_stale:
+            self.is_stale = False
+            try:
+                self._run = self._client.get(self._id)
+            except StoreUnavailable:
+                self.is_stale = True
+        return frame(self._run, most=max(self._out.height - 6, 5))
+
+
+def frame(run: RunView, *, most: int | None = None, now: datetime | None = None) -> Table:
+    """A run and its nodes as a table; of more than `most` nodes those that something can be said of, and a count of the others."""
+    now = now or datetime.now(UTC)
+    settled = sum(node.state in _SETTLED for node in run.nodes)
     head = Text.assemble(
-        (f"{run.workflow} ", "bold"), (run.status, _STYLES.get(run.status, "")), f"  {run.id}", *_took(run)
-    )
+        (f"{printable(run.workflow)} ", "bold"), (run.status, _STYLES.get(run.status, "")), f"  {run.id}",
+        f"  {settled}/{len(run.nodes)} nodes  {_time((run.finished_at or now) - run.created_at)}",
+    )  # fmt: skip
     table = Table(title=head, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    for heading in ("node", "state", "attempt", "seconds", ""):
-        table.add_column(heading, justify="right" if heading in ("attempt", "seconds") else "left", overflow="fold")
-    for node in run.nodes:
+    for heading in ("node", "state", "attempt", "time", ""):
+        table.add_column(heading, justify="right" if heading in ("attempt", "time") else "left", overflow="fold")
+    shown = _chosen(run.nodes, most)
+    for node in shown:
         table.add_row(
-            Text(printable(node.name)), Text(node.state, style=_STYLES.get(node.state, "")), str(node.attempt or ""), _seconds(node),
+            Text(printable(node.name)), Text(node.state, style=_STYLES.get(node.state, "")), str(node.attempt or ""), _took(node, now),
             Text(_about(node)),
         )  # fmt: skip
+    if len(shown) < len(run.nodes):
+        kept = {node.name for node in shown}
+        others = Counter(node.state for node in run.nodes if node.name not in kept)
+        told = ", ".join(f"{count} {state}" for state, count in others.most_common())
+        table.add_row(Text(f"and {others.total()} more", style="dim"), "", "", "", Text(told, style="dim"))
     return table
 
 
-def _took(run: RunView) -> list[str]:
-    return [f"  {(run.finished_at - run.created_at).total_seconds():.2f} s"] if run.finished_at is not None else []
+def _chosen(nodes: Sequence[NodeView], most: int | None) -> Sequence[NodeView]:
+    if most is None or len(nodes) <= most:
+        return nodes
+    # What failed, then what goes on, then what ended last; shown in the plan's order all the same.
+    urgent = sorted(
+        nodes,
+        key=lambda node: (
+            node.state != "failed",
+            node.state in _SETTLED or node.state == "blocked",
+            -(node.finished_at.timestamp() if node.finished_at else 0),
+        ),
+    )
+    names = {node.name for node in urgent[:most]}
+    return [node for node in nodes if node.name in names]
 
 
-def _seconds(node: NodeView) -> str:
-    if node.started_at is None or node.finished_at is None:
+def _took(node: NodeView, now: datetime) -> str:
+    if node.started_at is None or (node.finished_at is None and node.state not in _GOING):
         return ""
-    return f"{(node.finished_at - node.started_at).total_seconds():.2f}"
+    return _time((node.finished_at or now) - node.started_at)
+
+
+def _time(passed: timedelta) -> str:
+    """A duration in few characters: 0.42 s, 12.3 s, 4 min 05 s, 3 h 07 min, 2 d 4 h."""
+    # The two moments may be of two clocks.
+    seconds = max(passed.total_seconds(), 0.0)
+    if seconds < 60:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def _about(node: NodeView) -> str:
@@ -223,12 +287,12 @@ def list_runs(
     as_json: AsJson = False,
 ) -> None:
     """Runs, newest first. With --json one object a line."""
-    with _client(database_url, home, namespace) as client:
+    with opened_client(database_url, home, namespace) as client:
         found = client.runs(workflow, status=status or None, tags=_tags(tag or []), error_code=error)
         shown = [run for run, _ in zip(found, range(limit), strict=False)]
     if as_json:
         for run in shown:
-            _put(run)
+            put(run)
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
     for heading in ("run", "workflow", "status", "nodes", "created", ""):
@@ -240,7 +304,7 @@ def list_runs(
             run.id, Text(printable(run.workflow)), Text(state, style=_STYLES.get(state, "")), f"{run.nodes_settled}/{run.nodes_total}",
             f"{run.created_at:%Y-%m-%d %H:%M:%S}", Text(one_line(about)),
         )  # fmt: skip
-    Console().print(table)
+    console().print(table)
 
 
 def show(
@@ -251,18 +315,18 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """A run and its nodes."""
-    with _client(database_url, home, namespace) as client:
+    with opened_client(database_url, home, namespace) as client:
         run = client.get(run_id)
     if as_json:
-        _put(run)
+        put(run)
         return
-    console = Console()
-    console.print(frame(run))
+    out = console()
+    out.print(frame(run))
     for name, value in (("tags", dict(run.tags)), ("input", run.input), ("output", run.output), ("error", run.error)):
         if value:
-            console.print(Text(f"{name}: {one_line(json.dumps(value, ensure_ascii=False), 400)}"))
+            out.print(Text(f"{name}: {one_line(json.dumps(value, ensure_ascii=False), 400)}"))
     if run.quarantine:
-        console.print(Text(f"quarantined: {printable(run.quarantine)}", style="red"))
+        out.print(Text(f"quarantined: {printable(run.quarantine)}", style="red"))
 
 
 def watch(
@@ -273,9 +337,9 @@ def watch(
     as_json: AsJson = False,
 ) -> None:
     """Everything that happened to a run, then what happens, until it has ended. With --json one object a line."""
-    with _client(database_url, home, namespace) as client:
+    with opened_client(database_url, home, namespace) as client:
         for change in client.watch(run_id):
-            _put(change) if as_json else typer.echo(_line(change))
+            put(change) if as_json else typer.echo(_line(change))
 
 
 def explain(
@@ -286,9 +350,9 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """What every open node of a run waits for, or why the run has ended."""
-    with _client(database_url, home, namespace) as client:
+    with opened_client(database_url, home, namespace) as client:
         found = client.explain(run_id)
-    _put(found) if as_json else typer.echo(printable(str(found)))
+    put(found) if as_json else typer.echo(printable(str(found)))
 
 
 def cancel(
@@ -300,9 +364,9 @@ def cancel(
     as_json: AsJson = False,
 ) -> None:
     """Stop a run. Safe to repeat. Exit code 1 when it had ended otherwise."""
-    with _client(database_url, home, namespace) as client:
+    with opened_client(database_url, home, namespace) as client:
         result = client.cancel(run_id, reason=reason)
-    _put(result) if as_json else typer.echo(f"the run is {result.status}")
+    put(result) if as_json else typer.echo(f"the run is {result.status}")
     sys.exit(0 if result.accepted else 1)
 
 
@@ -318,10 +382,10 @@ def retry(
     as_json: AsJson = False,
 ) -> None:
     """Let a failed run go on where it stopped."""
-    with _client(database_url, home, namespace) as client:
+    with opened_client(database_url, home, namespace) as client:
         result = client.retry(run_id, dry_run=dry_run, rerun_stale=rerun_stale)
     if as_json:
-        _put(result)
+        put(result)
         return
     typer.echo("would run again:" if dry_run else "run again:")
     for each in result.reset_steps:
@@ -338,9 +402,9 @@ def release(
     as_json: AsJson = False,
 ) -> None:
     """Let a quarantined run go on. Exit code 1 when it was not quarantined."""
-    with _client(database_url, home, namespace) as client:
+    with opened_client(database_url, home, namespace) as client:
         released = client.release(run_id)
-    _put({"released": released}) if as_json else typer.echo("released" if released else "the run was not quarantined")
+    put({"released": released}) if as_json else typer.echo("released" if released else "the run was not quarantined")
     sys.exit(0 if released else 1)
 
 
@@ -359,10 +423,10 @@ def signal(
         value = json.loads(payload)
     except ValueError as error:
         raise SettingsError(f"the payload is no JSON: {error}") from None
-    with _client(database_url, home, namespace) as client:
+    with opened_client(database_url, home, namespace) as client:
         result = client.signal(run_id, event, value, dedupe_id=dedupe)
     if as_json:
-        _put(result)
+        put(result)
         return
     taken = f"taken by node {result.node}" if result.node else "kept for a node that will wait for it"
     typer.echo(printable(f"{taken}{' (it was sent before)' if result.is_duplicate else ''}"))

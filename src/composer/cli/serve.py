@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ import anyio
 import typer
 
 from composer.app import Worker, calm_collector, open_store, other_composer
+from composer.cli.supervise import Line, Supervisor, command_of, imported_files
 from composer.coordinator.services import run_coordinator
 from composer.define.workflow import Workflow
 from composer.errors import sole_error
@@ -24,6 +26,8 @@ from composer.settings import Settings, read_settings
 from composer.worker.discovery import discover
 
 log = logging.getLogger("composer")
+
+_GRACE_OF_RELOAD = 5.0
 
 DatabaseUrl = Annotated[
     str | None,
@@ -39,6 +43,7 @@ JsonLogs = Annotated[bool, typer.Option("--json-logs", help="One JSON object a l
 
 
 def worker(
+    context: typer.Context,
     modules: Annotated[
         list[str] | None,
         typer.Argument(
@@ -69,7 +74,12 @@ def worker(
     pooler: Annotated[
         bool | None, typer.Option("--pooler/--no-pooler", help="The URL leads through a pooler in transaction mode.")
     ] = None,
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, help="Worker processes, kept going by a parent process.")
+    ] = 1,
+    reload: Annotated[bool, typer.Option("--reload", help="Start anew when a source file changes.")] = False,
     json_logs: JsonLogs = False,
+    supervised: Annotated[int | None, typer.Option("--supervised", hidden=True)] = None,
 ) -> None:
     """Run the steps of MODULE's workflows until SIGTERM or Ctrl-C."""
     configure_logging(as_json=json_logs)
@@ -77,7 +87,27 @@ def worker(
         database_url=database_url, home=home, namespace=namespace, queues=tuple(queue) if queue else None, concurrency=concurrency,
         threads=threads, processes=step_processes, lease=lease, grace=grace, coordinator=coordinator, pooler=pooler,
     )  # fmt: skip
-    found = discover(modules or [])
+    if processes > 1 or reload:
+        command = command_of(
+            context,
+            without=("processes", "reload"),
+            # Whoever edits does not want to wait for half a minute.
+            with_={"grace": grace if grace is not None or not reload else _GRACE_OF_RELOAD},
+        )
+
+        async def supervise() -> int:
+            return await Supervisor(command, processes, reload=reload).run()
+
+        try:
+            sys.exit(anyio.run(supervise))
+        except BaseExceptionGroup as errors:
+            raise sole_error(errors) from None
+    line = Line(supervised) if supervised is not None else None
+    try:
+        found = discover(modules or [])
+    finally:
+        if line is not None:
+            line.say(files=imported_files())
     configure_user_logging(as_json=json_logs)
     made = Worker(found.workflows, settings, steps=found.steps, lifespan=found.lifespan, around=found.around)
     for warning in (*found.warnings, other_composer()):
@@ -90,6 +120,9 @@ def worker(
             await _tell_unknown_steps(made)
             async with anyio.create_task_group() as group:
                 group.start_soon(_drain_when_told, made, until)
+                if line is not None:
+                    line.say(serves=True)
+                    group.start_soon(_drain_when_told, made, line.until_alone)
                 await made.wait_stopped()
                 group.cancel_scope.cancel()
 

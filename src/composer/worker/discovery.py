@@ -57,7 +57,7 @@ def discover(names: Sequence[str]) -> Found:
     """
     folder = Path.cwd()
     if not names:
-        folder, names = _of_project(folder)
+        folder, names = modules_of_project(folder)
     put_on_path(str(folder))
     shadows = _shadows(folder)
     workflows: dict[str, Workflow[..., Any]] = {}
@@ -101,8 +101,8 @@ def discover(names: Sequence[str]) -> Found:
 # -- which modules ----------------------------------------------------------------------------------------
 
 
-def _of_project(here: Path) -> tuple[Path, list[str]]:
-    """The folder of the nearest pyproject.toml that names modules, and those."""
+def modules_of_project(here: Path) -> tuple[Path, list[str]]:
+    """The folder of the nearest pyproject.toml, in `here` or above, that names modules, and those. Raises SettingsError."""
     looked: list[str] = []
     for folder in (here, *here.parents):
         file = folder / "pyproject.toml"
