@@ -4,7 +4,7 @@
 #   make test     all tests, on real PostgreSQL            (make test ARGS="tests/core -x")
 #   make check    format, lint, types, layers
 #   make torture  runs under kill -9, cut commits and restarts of PostgreSQL, about a minute (ARGS="--seed 7")
-#   make bench    the speed benches, one JSON line each
+#   make bench    speed and memory, one JSON line each; minutes
 #   make docs     the documentation, into site/
 #   make clean    remove what these commands made, except the embedded server's data
 #

@@ -18,13 +18,14 @@ import anyio
 
 from composer import Settings, Worker
 from composer.app import calm_collector, open_store
+from composer.define.workflow import Workflow
 from composer.postgres.embedded import EmbeddedPostgres
-from samples.noop import chain, diamond, single
+from samples.noop import chain, diamond, fanout, single
 
-FLOWS = [chain, diamond, single]
+FLOWS: list[Workflow[..., Any]] = [chain, diamond, fanout, single]
 
 
-def arguments(**defaults: int) -> argparse.Namespace:
+def arguments(given: Sequence[str] | None = None, **defaults: int) -> argparse.Namespace:
     """--workflows, --processes, --slots, --rounds and --database-url, with a workload's own defaults."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--workflows", type=int, default=defaults.get("workflows", 200))
@@ -34,7 +35,7 @@ def arguments(**defaults: int) -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=Settings().concurrency)
     parser.add_argument("--rounds", type=int, default=defaults.get("rounds", 3))
     parser.add_argument("--database-url", default=os.environ.get("COMPOSER_BENCH_DATABASE_URL"))
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
 def _work(settings: Settings) -> None:
@@ -48,7 +49,7 @@ def _work(settings: Settings) -> None:
 @asynccontextmanager
 async def workers(args: argparse.Namespace) -> AsyncIterator[Settings]:
     """Settings of a durable database at which the asked number of other worker processes work."""
-    with tempfile.TemporaryDirectory(prefix="cb-") as folder:
+    with tempfile.TemporaryDirectory(prefix="cb-", ignore_cleanup_errors=True) as folder:
         os.chmod(folder, 0o755)
         server = None if args.database_url else EmbeddedPostgres(Path(folder) / "pg")
         url = args.database_url or (await anyio.to_thread.run_sync(server.start) if server else "")

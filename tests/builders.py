@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from composer.core.events import Delivery, Failure, FailureKind, StepCompleted, StepFailed
-from composer.core.plan import INPUT_NAME, NodeOptions, Plan, canonical, ordered
+from composer.core.plan import INPUT_NAME, NodeOptions, Plan, canonical, names_in, ordered
 from composer.core.retries import Retry
 from composer.core.snapshot import Counters, Letters, Snapshot
 from composer.core.states import RunStatus
@@ -20,6 +20,8 @@ def a_plan(
     nodes: Mapping[str, Sequence[str]] | None = None,
     *,
     output: Any = None,
+    guards: Mapping[str, Mapping[str, Any]] | None = None,
+    workflow: str = "shop",
     every: NodeOptions | None = None,
     node_options: Mapping[str, NodeOptions] | None = None,
     **options: Any,
@@ -27,32 +29,44 @@ def a_plan(
     """A plan written as data: each node with what it needs, for example {"a": [], "b": ["a"], "c": ["after:b", "either:a,b"]}.
 
     A need is a node's name (its output is an argument; "input" is the run's), "after:x", "maybe:x", "settled:x",
-    "either:x,y" or "after:settled:x". `output` is a template; text is taken as a need, None as the constant null.
+    "either:x,y", "after:settled:x", "when:g" (guard g said yes) or "unless:g" (no). `guards` are the conditions of the
+    nodes that are guards, by name: of these the needs say only in which blocks they lie.
+
+    `output` is a template; text is taken as a need, None as the constant null.
     `every` are the options of nodes that `node_options` does not name; `options` those of the workflow. The step of
     node "a" is called "step_a".
     """
     nodes = {"a": []} if nodes is None else nodes
     special = node_options or {}
     made: dict[str, dict[str, Any]] = {}
+    conditions = guards or {}
     needs: dict[str, list[str]] = {}
     for name, terms in nodes.items():
         node: dict[str, Any] = {"name": name, "kind": "step", "step": f"step_{name}", "args": {}}
         after: list[dict[str, Any]] = []
+        when: list[dict[str, Any]] = []
+        if name in conditions:
+            node = {"name": name, "kind": "guard", "args": {"condition": {"$": conditions[name]}}}
         for number, term in enumerate(terms):
             if term.startswith("after:"):
                 after.append(_symbol(term.removeprefix("after:")))
+            elif term.startswith(("when:", "unless:")):
+                when.append({"guard": _names(term)[0], "is": term.startswith("when:")})
             else:
                 node["args"][f"x{number}"] = {"$": _symbol(term)}
         if after:
             node["after"] = sorted(after, key=canonical)
+        if when:
+            node["when"] = when
         given = special.get(name, every)
         if given is not None and given.as_json():
             node["options"] = given.as_json()
         made[name] = node
-        needs[name] = [each for term in terms for each in _names(term) if each != INPUT_NAME]
+        read = [each for term in terms for each in _names(term)] + [*names_in(conditions.get(name, {}))]
+        needs[name] = [each for each in read if each != INPUT_NAME]
     body: dict[str, Any] = {
         "format": 1,
-        "workflow": "shop",
+        "workflow": workflow,
         "params": {},
         "nodes": [made[name] for name in ordered(needs)],
         "output": {"$": _symbol(output)} if isinstance(output, str) else output,
@@ -60,6 +74,22 @@ def a_plan(
     if options:
         body["options"] = options
     return Plan(body)
+
+
+def says(op: str, *args: Any, kind: str | None = None) -> dict[str, Any]:
+    """An expression. Text that names a need as in a_plan() is one, with a path after a slash: "a", "settled:a/value/n"; the
+    rest of the arguments are constants, as is text in a tuple of one."""
+    parts = [_operand(each) for each in args]
+    return {"op": op, "args": parts} | ({} if kind is None else {"as": kind})
+
+
+def _operand(given: Any) -> dict[str, Any]:
+    if isinstance(given, str):
+        term, *path = given.split("/")
+        return _symbol(term) | ({"path": [int(p) if p.isdigit() else p for p in path]} if path else {})
+    if isinstance(given, dict) and ("op" in given or "ref" in given):
+        return given
+    return {"const": given[0] if isinstance(given, tuple) else given}
 
 
 def _symbol(term: str) -> dict[str, Any]:

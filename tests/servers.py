@@ -74,10 +74,10 @@ class TestServer(Server):
 
     __test__ = False
 
-    def __init__(self, binaries: pathlib.Path | None = None) -> None:
+    def __init__(self, binaries: pathlib.Path | None = None, *, durable: bool = False) -> None:
         self.home = pathlib.Path(tempfile.mkdtemp(prefix="composer-", dir="/tmp"))
         self.home.chmod(0o755)  # root's server runs as nobody, who has to get there
-        self.embedded = EmbeddedPostgres(self.home, durable=False)
+        self.embedded = EmbeddedPostgres(self.home, durable=durable)
         try:
             with _binaries(binaries):
                 super().__init__(self.embedded.start())

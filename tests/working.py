@@ -29,11 +29,21 @@ class Site:
 
 @asynccontextmanager
 async def working(
-    database: str, namespace: str, flows: Sequence[Any], store: PostgresStore | None = None, **settings: Any
+    database: str,
+    namespace: str,
+    flows: Sequence[Any],
+    store: PostgresStore | None = None,
+    *,
+    lifespan: Any = None,
+    around: Sequence[Any] = (),
+    **settings: Any,
 ) -> AsyncIterator[Site]:
     """A worker for `flows` and a client that shares its store."""
     made = Settings(database_url=database, namespace=namespace, **{"grace": 5.0, **settings})
-    async with Worker(flows, made, store=store) as worker, AsyncClient(store=worker.store, settings=made) as client:
+    async with (
+        Worker(flows, made, store=store, lifespan=lifespan, around=around) as worker,
+        AsyncClient(store=worker.store, settings=made) as client,
+    ):
         yield Site(worker, client, made)
 
 

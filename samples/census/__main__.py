@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from composer import Client, ComposerError, RunHandle
+from composer import Client, ComposerError, MapProgress, RunHandle
 
 from .render import as_json, print_report
 from .workflow import Report, census
@@ -88,7 +88,7 @@ def _follow(
     while True:
         run = client.get(handle.id)
         for node in run.nodes:
-            state = str(node.state)
+            state = str(node.state) if node.items is None else f"{node.state}, {_told(node.items)}"
             if seen.get(node.name, "blocked") != state:
                 progress.print(f"{_since(began)}   {node.name:<20} {state}", markup=False)
             seen[node.name] = state
@@ -100,6 +100,14 @@ def _follow(
         if time.monotonic() - began > GIVE_UP_AFTER:
             raise WorkerStopped(f"run {handle.id} has not ended after {GIVE_UP_AFTER:.0f} seconds")
         time.sleep(LOOK_EVERY)
+
+
+def _told(items: MapProgress) -> str:
+    """Progress in steps of a tenth: a line for each, not for every file."""
+    settled = items.total - items.open
+    tenths = settled * 10 // items.total
+    failed = f", {items.failed} broken" if items.failed and not items.open else ""
+    return f"{settled if not items.open else items.total * tenths // 10:,} of {items.total:,} files{failed}"
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import tokenize
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
@@ -73,28 +72,9 @@ def python_files(root: Path) -> list[str]:
 
 
 def facts_of(root: Path, path: str) -> FileFacts:
-    """The facts about one file, which is parsed only if this process has not seen it in its present state.
-
-    Analyses that run side by side in one worker ask for the same files. The lock makes the first one parse and the
-    others wait for its answer; it costs nothing, as the parser does not let go of the interpreter anyway. It also
-    guards the warning filters, which belong to the whole process.
-    """
-    file = root / path
+    """The facts about one file."""
     try:
-        stat = file.stat()
-    except OSError as error:
-        return _broken(reason_of(error))
-    with _parsing:
-        return _facts_of(file, path, stat.st_mtime_ns, stat.st_size)
-
-
-_parsing = threading.Lock()
-
-
-@lru_cache(maxsize=20_000)
-def _facts_of(file: Path, path: str, _changed_ns: int, _size: int) -> FileFacts:
-    try:
-        source = decode(file.read_bytes())
+        source = decode((root / path).read_bytes())
         tree = parse(source)
     except _UNREADABLE as error:
         return _broken(reason_of(error))
@@ -122,9 +102,16 @@ def decode(data: bytes) -> str:
     return io.TextIOWrapper(io.BytesIO(data), encoding).read()
 
 
+_parsing = threading.Lock()
+
+
 def parse(source: str) -> ast.Module:
-    """The tree of a module. What the compiler would only warn about is none of our business here."""
-    with warnings.catch_warnings():
+    """The tree of a module. What the compiler would only warn about is none of our business here.
+
+    The lock guards the warning filters, which belong to the whole process. It costs nothing: the parser does not let go
+    of the interpreter anyway.
+    """
+    with _parsing, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(source)
 

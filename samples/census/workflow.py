@@ -1,8 +1,8 @@
-"""The census as a workflow: find the files, look at them from four sides at once, join what was seen.
+"""The census as a workflow: find the files, read each one, join what was seen.
 
-The four analyses depend on nothing but the list of files, so they run side by side; `report` waits for all of them.
-They are plain functions and run in threads. Every few files each one says how far it is, and there it also learns
-that its run was cancelled.
+Reading is a map: one item a file, each durable by itself, so that a worker that is killed in the middle costs the files
+it was reading and no other. A file that cannot be parsed fails its item and not the run: `report` gets an outcome a
+file, and lists the broken ones with the reason.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ from __future__ import annotations
 import platform
 import sysconfig
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from composer import step, step_context, workflow
+from composer import NonRetryable, Outcome, settled_each, step, workflow
 
-from .analysis import LONGEST, FileFacts, facts_of, python_files, top_level_of
-
-# Often enough to stop within a second on a slow machine, seldom enough to cost nothing.
-FILES_BETWEEN_HEARTBEATS = 25
+from .analysis import LONGEST, facts_of, python_files, top_level_of
 
 
 @dataclass(frozen=True)
@@ -58,6 +54,19 @@ class LongFunction:
     name: str
     line: int
     length: int
+
+
+@dataclass(frozen=True)
+class FileSeen:
+    """All that the census wants to know of one whole file. `longest` are its own longest functions."""
+
+    counts: FileCounts
+    imports: list[str]
+    longest: list[LongFunction]
+
+
+class BrokenSource(NonRetryable):
+    """A file cannot be decoded or parsed. The text says why."""
 
 
 @dataclass(frozen=True)
@@ -105,62 +114,40 @@ def find_files(root: str | None) -> FileList:
 
 
 @step
-def count_lines(files: FileList) -> list[FileCounts]:
-    """Lines, functions and classes of every file, in the order of the files."""
-    return [
-        FileCounts(path, seen.counts.lines, seen.counts.code, seen.counts.comments, seen.functions, seen.classes)
-        for path, seen in _look_at(files)
+def read_file(path: str, root: str) -> FileSeen:
+    """What one file says about itself. Raises BrokenSource when it cannot be decoded or parsed: no retry will mend it."""
+    seen = facts_of(Path(root), path)
+    if seen.problem is not None:
+        raise BrokenSource(seen.problem)
+    counts = FileCounts(path, seen.counts.lines, seen.counts.code, seen.counts.comments, seen.functions, seen.classes)
+    longest = [LongFunction(path, found.name, found.first_line, found.length) for found in seen.longest]
+    return FileSeen(counts, sorted(seen.imports), longest)
+
+
+@step
+def report(files: FileList, seen: list[Outcome[FileSeen]]) -> Report:
+    """Everything joined, with the sums by top-level package. `seen` is in the order of the files."""
+    whole = [outcome.unwrap() for outcome in seen if outcome.ok]
+    broken = [
+        BrokenFile(path, outcome.error.message)
+        for path, outcome in zip(files.paths, seen, strict=True)
+        if outcome.error is not None
     ]
-
-
-@step
-def count_imports(files: FileList) -> ImportCounts:
-    """How many files import each module, and each top-level package."""
-    modules: Counter[str] = Counter()
-    packages: Counter[str] = Counter()
-    for _, seen in _look_at(files):
-        modules.update(seen.imports)
-        packages.update({module.partition(".")[0] for module in seen.imports})
-    return ImportCounts(_most_first(modules), _most_first(packages))
-
-
-@step
-def longest_functions(files: FileList) -> list[LongFunction]:
-    """The longest functions of all files, the longest first."""
-    found = [
-        LongFunction(path, function.name, function.first_line, function.length)
-        for path, seen in _look_at(files)
-        for function in seen.longest
-    ]
-    return sorted(found, key=lambda function: (-function.length, function.path, function.line))[:LONGEST]
-
-
-@step
-def broken_files(files: FileList) -> list[BrokenFile]:
-    """The files that cannot be decoded or parsed; a standard library has some, as input of its own tests."""
-    return [BrokenFile(path, seen.problem) for path, seen in _look_at(files) if seen.problem is not None]
-
-
-@step
-def report(
-    files: FileList,
-    counts: list[FileCounts],
-    imports: ImportCounts,
-    longest: list[LongFunction],
-    broken: list[BrokenFile],
-) -> Report:
-    """Everything joined, with the sums by top-level package."""
+    none = {file.path: FileCounts(file.path, 0, 0, 0, 0, 0) for file in broken}
+    read = {file.counts.path: file.counts for file in whole}
+    counts = [read.get(path) or none[path] for path in files.paths]
     by_package: dict[str, list[FileCounts]] = {}
     for file in counts:
         by_package.setdefault(top_level_of(file.path), []).append(file)
     packages = [_sum_of(name, members) for name, members in by_package.items()]
+    longest = [function for file in whole for function in file.longest]
     return Report(
         python=platform.python_version(),
         root=files.root,
         total=_sum_of("total", counts),
         packages=sorted(packages, key=lambda package: (-package.code, package.name)),
-        imports=imports,
-        longest=longest,
+        imports=_imports(whole),
+        longest=sorted(longest, key=lambda function: (-function.length, function.path, function.line))[:LONGEST],
         broken=broken,
         files=counts,
     )
@@ -170,23 +157,16 @@ def report(
 def census(root: str | None = None) -> Report:
     """A report on all the Python modules in a folder: the standard library of the interpreter if none is given."""
     files = find_files(root)
-    return report(
-        files,
-        count_lines(files),
-        count_imports(files),
-        longest_functions(files),
-        broken_files(files),
-    )
+    return report(files, settled_each(read_file.map(files.paths, root=files.root)))
 
 
-def _look_at(files: FileList) -> Iterator[tuple[str, FileFacts]]:
-    """Each path with its facts; StepCancelled comes out of here when the run was stopped meanwhile."""
-    context = step_context()
-    root = Path(files.root)
-    for done, path in enumerate(files.paths):
-        if done % FILES_BETWEEN_HEARTBEATS == 0:
-            context.heartbeat(done)
-        yield path, facts_of(root, path)
+def _imports(files: list[FileSeen]) -> ImportCounts:
+    modules: Counter[str] = Counter()
+    packages: Counter[str] = Counter()
+    for file in files:
+        modules.update(file.imports)
+        packages.update({module.partition(".")[0] for module in file.imports})
+    return ImportCounts(_most_first(modules), _most_first(packages))
 
 
 def _most_first(counts: Counter[str]) -> dict[str, int]:

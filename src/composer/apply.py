@@ -16,14 +16,15 @@ from typing import Final, TypeVar
 
 import anyio
 
-from composer.core.decide import decide
-from composer.core.events import Delivery, Event, Report, RetryRequested
-from composer.core.limits import MAX_PAYLOAD
-from composer.core.plan import Node, Plan
-from composer.core.states import ENDED_RUN
+from composer.core.decide import decide, one_report_a_task
+from composer.core.events import Delivery, Event, ItemsSettled, Report, RetryRequested, StoredSignal
+from composer.core.items import ItemChange, item_changes
+from composer.core.plan import Node, Plan, node_of, node_read
+from composer.core.states import ENDED_RUN, NodeState, TaskState
 from composer.core.transition import NeedValues, Transition
+from composer.core.values import Values, absent_parts
 from composer.errors import PlanError, RunNotFound, StoreError, StoreUnavailable
-from composer.ports.store import ClaimedTask, CommitAnswer, RunCommit, RunHead, Store, Verdict
+from composer.ports.store import ClaimedTask, CommitAnswer, ItemAnswer, ItemCommit, RunCommit, RunHead, Store, Verdict
 
 log = logging.getLogger("composer.apply")
 
@@ -59,6 +60,8 @@ class Applied:
     handed: list[ClaimedTask] = field(default_factory=list[ClaimedTask])
     """Tasks the committing worker got at once."""
     ignored: list[Ignored] = field(default_factory=list[Ignored])
+    items: int = 0
+    """Reports about map items that were applied."""
     uncertain: set[str] = field(default_factory=set[str])
     """Runs of commits whose answer was lost at least once."""
 
@@ -70,6 +73,16 @@ class _Known:
     head: RunHead
     plan: Plan
     values: dict[int, str]
+    errors: dict[int, str] = field(default_factory=dict[int, str])
+    """Errors of failed nodes, where they are read."""
+
+    signals: dict[str, Sequence[StoredSignal]] = field(default_factory=dict[str, Sequence[StoredSignal]])
+    """Signals of the run, by name, as they were at its version."""
+
+    def forget_values(self) -> None:
+        """The run was opened again: what is at hand may be of its earlier life."""
+        self.values.clear()
+        self.errors.clear()
 
 
 @dataclass(slots=True)
@@ -85,8 +98,8 @@ class _Round:
 class Applier:
     """Applies events to runs through one store, on behalf of one owner."""
 
-    def __init__(self, store: Store, *, owner: str = "", lease: float = 15.0, max_payload: int = MAX_PAYLOAD) -> None:
-        self._store, self._owner, self._lease, self._max_payload = store, owner, lease, max_payload
+    def __init__(self, store: Store, *, owner: str = "", lease: float = 15.0) -> None:
+        self._store, self._owner, self._lease = store, owner, lease
         self._known: dict[str, _Known] = {}
         self._adopted: dict[str, int] = {}
         """Plans that runs are about to go on with."""
@@ -98,13 +111,15 @@ class Applier:
         known = self._known.get(run_id)
         if known is None or known.head.plan_id != task.run.plan_id:
             plan = await self._load_plan(task.run.plan_id, None)
-            self._known[run_id] = known = _Known(task.run, plan, dict(task.values))
+            self._known[run_id] = known = _Known(task.run, plan, dict(task.values), dict(task.errors))
         else:
             if task.run.snapshot.version > known.head.snapshot.version:
                 if task.run.snapshot.counters.retries != known.head.snapshot.counters.retries:
-                    known.values.clear()
+                    known.forget_values()
                 known.head = task.run
+                known.signals.clear()
             known.values.update(task.values)
+            known.errors.update(task.errors)
         return known.plan
 
     def forget(self, run_id: str) -> None:
@@ -124,6 +139,7 @@ class Applier:
         waiting = {run_id: list(events) for run_id, events in batch.items()}
         fresh = await self._load(waiting, applied, patience)
         uncertain = applied.uncertain
+        await self._apply_items(waiting, applied, patience)
         for _ in range(_MOST_ROUNDS):
             rounds = {
                 run_id: made
@@ -199,6 +215,81 @@ class Applier:
             self._known[run_id] = _Known(head, plan, {})
         return unknown
 
+    async def _apply_items(self, waiting: dict[str, list[Event]], applied: Applied, patience: float | None) -> None:
+        """Takes reports about map items out of the batch and has them counted; puts in what the counts have come to."""
+        reports: dict[str, list[Report]] = {}
+        for run_id, events in list(waiting.items()):
+            mine = [event for event in events if isinstance(event, Report) and event.task.item >= 0]
+            if mine:
+                reports[run_id] = mine
+                rest = [event for event in events if not (isinstance(event, Report) and event.task.item >= 0)]
+                waiting.pop(run_id)
+                if rest:
+                    waiting[run_id] = rest
+        if not reports:
+            return
+        commits = [
+            ItemCommit(run_id, self._known[run_id].plan, self._item_changes(run_id, mine, applied))
+            for run_id, mine in reports.items()
+        ]
+        for commit, answer in zip(commits, await self._commit_items(commits, applied.uncertain, patience), strict=True):
+            run_id, known = commit.run_id, self._known[commit.run_id]
+            if answer is None:
+                self._ignore(applied, run_id, reports[run_id], "there is no such run any more")
+                continue
+            self._refresh(known, answer.head)
+            applied.heads[run_id] = known.head
+            applied.items += len(answer.applied)
+            for report in reports[run_id]:
+                if (report.task.node, report.task.item) not in answer.applied:
+                    self._ignore(applied, run_id, [report], _why_not_applied(answer, known.plan, report))
+            ends = [
+                ItemsSettled(node, counts)
+                for node, counts in answer.maps.items()
+                if counts.has_ended or counts.has_failed
+            ]
+            if ends:
+                waiting[run_id] = [*ends, *waiting.get(run_id, ())]
+
+    def _item_changes(self, run_id: str, reports: Sequence[Report], applied: Applied) -> list[ItemChange]:
+        kept, outdone = one_report_a_task(reports)
+        for report in outdone:
+            self._ignore(applied, run_id, [report], "another report of the task is in the same batch")
+        return item_changes(self._known[run_id].plan, kept)
+
+    async def _commit_items(
+        self, commits: list[ItemCommit], uncertain: set[str], patience: float | None
+    ) -> list[ItemAnswer | None]:
+        def lost(_: StoreUnavailable) -> None:
+            uncertain.update(commit.run_id for commit in commits)
+
+        try:
+            return await persistently(lambda: self._store.commit_items(commits), patience, lost)
+        except StoreError as error:
+            # One run that the database will not have must not stop the others of its batch, nor the loop.
+            if len(commits) > 1:
+                return [
+                    answer for commit in commits for answer in await self._commit_items([commit], uncertain, patience)
+                ]
+            run_id = commits[0].run_id
+            known = self._known[run_id]
+            # Others report items of the same run: its version is another one by now.
+            heads = await persistently(lambda: self._store.load_heads([run_id]), patience)
+            if run_id not in heads:
+                return [None]
+            self._refresh(known, heads[run_id])
+            await self.quarantine(known.head, error)
+            return [ItemAnswer(known.head, frozenset(), is_quarantined=True)]
+
+    @staticmethod
+    def _refresh(known: _Known, head: RunHead) -> None:
+        """The run as a store has just said it is."""
+        if head.snapshot.counters.retries != known.head.snapshot.counters.retries:
+            known.forget_values()
+        known.signals.clear()
+        if head.snapshot.version >= known.head.snapshot.version:
+            known.head = replace(head, plan_id=known.head.plan_id)
+
     async def _load_plan(self, plan_id: int, patience: float | None) -> Plan:
         return await persistently(lambda: self._store.load_plan(plan_id), patience)
 
@@ -207,7 +298,15 @@ class Applier:
         applied.heads[run_id] = known.head
         while True:
             try:
-                decision = decide(known.plan, known.head.snapshot, events, known.values, max_payload=self._max_payload)
+                decision = decide(
+                    known.plan,
+                    known.head.snapshot,
+                    events,
+                    known.values,
+                    known.errors,
+                    known.signals,
+                    max_payload=self._store.max_payload,
+                )
             except Exception as error:
                 # One run that cannot be decided must not stop the others of its batch, nor the loop.
                 await self.quarantine(known.head, error)
@@ -215,12 +314,32 @@ class Applier:
                 return None
             if not isinstance(decision, NeedValues):
                 break
-            wanted = [(run_id, node) for node in decision.nodes]
+            if decision.signals:
+                # Whoever stores one makes a new version, so that they cannot be older than the run when its commit wins.
+                stored = await persistently(partial(self._store.load_signals, run_id, decision.signals), None)
+                for name in decision.signals:
+                    known.signals[name] = [each for each in stored if each.name == name]
+            wanted = [(run_id, code) for code in decision.nodes]
+            if not wanted:
+                continue
             found = await persistently(partial(self._store.load_values, wanted), None)
-            known.values.update({node: text for (_, node), text in found.items()})
-            missing = [node for node in decision.nodes if node not in known.values]
+            known.values.update({code: text for (_, code), text in found.outputs.items()})
+            known.errors.update({node: text for (_, node), text in found.errors.items()})
+            # That a list has no such item is for the decision to say; that an output is gone is for nobody.
+            known.values.update(absent_parts(decision.nodes, known.values))
+            missing = [
+                code for code in decision.nodes if code not in known.values and node_read(code)[0] not in known.errors
+            ]
             if missing:
-                await self.quarantine(known.head, LookupError(f"outputs of nodes {missing} are missing"))
+                # Nobody has them: either what is known of the run is out of date, or something is lost.
+                heads = await persistently(partial(self._store.load_heads, [run_id]), None)
+                now = heads.get(run_id)
+                if now is not None and now.snapshot.version > known.head.snapshot.version:
+                    known.head = applied.heads[run_id] = replace(now, plan_id=known.head.plan_id)
+                    known.forget_values()
+                    known.signals.clear()
+                    continue
+                await self.quarantine(known.head, LookupError(f"stored values {missing} are missing"))
                 self._ignore(applied, run_id, events, QUARANTINED)
                 return None
         if decision.is_empty:
@@ -228,7 +347,11 @@ class Applier:
                 self._ignore(applied, run_id, [event], reason)
             return None
         nodes = known.plan.nodes
-        taken = (start.node for start in decision.starts if grant is not None and grant(run_id, nodes[start.node]))
+        taken = (
+            start.node
+            for start in decision.starts
+            if grant is not None and start.is_ready and grant(run_id, nodes[start.node])
+        )
         return _Round(known, events, decision, frozenset(taken))
 
     async def _commit(
@@ -257,6 +380,7 @@ class Applier:
         match answer.verdict:
             case Verdict.WON:
                 known.head = RunHead(run_id, known.head.plan_id, made.transition.run, known.head.priority)
+                known.signals.clear()
                 applied.heads[run_id] = known.head
                 applied.transitions[run_id] = made.transition
                 # Only now: had the commit lost, what was ignored would have been decided again too.
@@ -265,15 +389,17 @@ class Applier:
                 for change in made.transition.changes:
                     if change.output is not None:
                         known.values[change.node] = change.output
+                    elif change.error is not None and change.state is TaskState.FAILED:
+                        known.errors[change.node] = change.error
                 for node in sorted(answer.leased):
                     delivery = Delivery(node, 1, 1, worker=self._owner, claimed_at=at)
                     applied.handed.append(ClaimedTask(known.head, delivery, known.plan.nodes[node].step, {}))
                 return []
             case Verdict.LOST | Verdict.STALE:
                 assert answer.now is not None
+                known.signals.clear()
                 if answer.now.counters.retries != known.head.snapshot.counters.retries:
-                    # The run was opened again elsewhere: outputs at hand may be of its earlier life.
-                    known.values.clear()
+                    known.forget_values()
                 known.head = RunHead(run_id, known.head.plan_id, answer.now, known.head.priority)
                 if answer.now.status in ENDED_RUN:
                     self._store.wakeups.run_ended(run_id, None)
@@ -303,17 +429,23 @@ class Applier:
         for task in applied.handed:
             known = self._known[task.run.run_id]
             known.values.update(task.values)
-            reads = known.plan.nodes[task.task.node].reads
-            missing += [(task.run.run_id, node) for node in reads if node not in known.values]
+            known.errors.update(task.errors)
+            node = known.plan.nodes[task.task.node]
+            at_hand = Values.of(known.head.snapshot, known.values, known.errors)
+            missing += [(task.run.run_id, index) for index in at_hand.lacking(node.reads, node.reads_settled)]
         if missing:
             found = await persistently(lambda: self._store.load_values(missing), None)
-            for (run_id, node), text in found.items():
-                self._known[run_id].values[node] = text
+            for (run_id, index), text in found.outputs.items():
+                self._known[run_id].values[index] = text
+            for (run_id, index), text in found.errors.items():
+                self._known[run_id].errors[index] = text
         completed: list[ClaimedTask] = []
         for task in applied.handed:
             known = self._known[task.run.run_id]
-            values = {n: known.values[n] for n in known.plan.nodes[task.task.node].reads if n in known.values}
-            completed.append(ClaimedTask(known.head, task.task, task.step, values, task.input, task.details))
+            reads = known.plan.nodes[task.task.node].reads
+            values = {n: known.values[n] for n in reads if n in known.values}
+            errors = {n: known.errors[n] for n in map(node_of, reads) if n in known.errors}
+            completed.append(ClaimedTask(known.head, task.task, task.step, values, task.input, task.details, errors))
         applied.handed = completed
 
     async def quarantine(self, head: RunHead, error: BaseException) -> None:
@@ -329,6 +461,18 @@ class Applier:
     @staticmethod
     def _ignore(applied: Applied, run_id: str, events: Sequence[Event], reason: str) -> None:
         applied.ignored += [Ignored(run_id, event, reason) for event in events]
+
+
+def _why_not_applied(answer: ItemAnswer, plan: Plan, report: Report) -> str:
+    run = answer.head.snapshot
+    if answer.is_quarantined:
+        return QUARANTINED
+    if run.status in ENDED_RUN:
+        return f"the run is {run.status.value}"
+    letter = run.letters[report.task.node]
+    if letter not in (NodeState.MAPPING, NodeState.DRAINING):
+        return f"node {plan.nodes[report.task.node].name} is {letter.word}"
+    return "the item was handed out again, or ended, since this delivery"
 
 
 async def persistently(

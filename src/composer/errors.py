@@ -6,11 +6,20 @@
     │   └── PlanAttributeError   also an AttributeError, so that hasattr and debuggers keep working
     ├── PayloadError             a value does not fit its annotation, or its JSON would lose something
     │   └── PayloadTooLarge      the value is fine, and its JSON is over the size limit
+    ├── OutcomeError             Outcome.unwrap() of a node that has no value; says how it ended
     ├── SettingsError            a setting is missing, unreadable or contradicts another
+    │   └── ModuleError          a module to be served is missing, breaks while imported, or defines nothing
+    ├── LifespanError            the resources of a worker cannot be opened or closed
+    ├── ClientError              a client used where or when it cannot work (also a RuntimeError)
+    ├── QueryError               a question about runs that cannot be meant
+    ├── UnknownWorkflow          a start by a name that no worker has made known
     ├── RunNotFound              no such run here
     ├── RunQuarantined           the run could not be decided and was taken aside; says why
+    ├── RunEnded                 a signal that comes too late
+    ├── UnknownEvent             a signal that the run's workflow never waits for
     ├── RunNotRetryable          client.retry() on a run that is not failed
     ├── IdempotencyConflict      the key names a run with other input
+    ├── TransactionError         a start cannot join the transaction given as within=; says why
     ├── RunFailed                the run failed; says where and why
     ├── RunCancelled             the run was cancelled
     ├── ResultTimeout            the run has not ended yet (also a TimeoutError)
@@ -22,7 +31,8 @@
     Exception
     ├── NonRetryable             a step's word: this failure is final
     ├── RetryAfter               a step's word: this failure may be retried after a delay
-    └── Snooze                   a step's word: not yet; try again later, at no cost
+    ├── Snooze                   a step's word: not yet; try again later, at no cost
+    └── ProcessStepError         what an @around_step sees of an exception in a process step
 
     BaseException
     └── StepCancelled            the run was stopped; raised inside a thread step where it checks
@@ -35,6 +45,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import Any, ClassVar
 
 
@@ -99,10 +110,81 @@ class PayloadTooLarge(PayloadError):
         self.what, self.size, self.limit = what, size, limit
 
 
+class OutcomeError(ComposerError):
+    """Outcome.unwrap() where there is no value. `state` says how the node ended, `error` why, if it failed."""
+
+    code = "no-value"
+
+    def __init__(self, state: str, error: object = None) -> None:
+        super().__init__(state, error)
+        self.state, self.error = state, error
+
+    def __str__(self) -> str:
+        reason = f": {self.error}" if self.error is not None else ""
+        return f"there is no value, the node ended {self.state}{reason}\n  Ask .ok first, or use .value_or(default)."
+
+
 class SettingsError(ComposerError):
     """A setting is missing, cannot be read, or contradicts another one."""
 
     code = "settings-error"
+
+
+class ModuleError(SettingsError):
+    """A module that a worker shall serve is missing, breaks while it is imported, or defines nothing to serve.
+
+    `module` is its name, `tried` the folders that were searched.
+    """
+
+    code = "module-error"
+
+    def __init__(self, module: str, problem: str, advice: str = "", tried: tuple[str, ...] = ()) -> None:
+        super().__init__(module, problem, advice, tried)
+        self.module, self.problem, self.advice, self.tried = module, problem, advice, tried
+
+    def __str__(self) -> str:
+        return "\n  ".join(part for part in (self.problem, self.advice) if part)
+
+
+class LifespanError(ComposerError):
+    """The lifespan of a worker failed while `phase` "opening" or "closing"; its own exception is the cause.
+
+    `lifespan` names it. While it opens, no task has been taken yet; when it closes, all work is stored already.
+    """
+
+    code = "lifespan-failed"
+
+    def __init__(self, lifespan: str, phase: str, reason: str, where: str = "") -> None:
+        super().__init__(lifespan, phase, reason, where)
+        self.lifespan, self.phase, self.reason, self.where = lifespan, phase, reason, where
+
+    def __str__(self) -> str:
+        opening = self.phase == "opening"
+        told = "The worker has taken no task." if opening else "All steps had ended before; nothing of a run is lost."
+        lines = (
+            f"lifespan {self.lifespan} failed while {self.phase}: {self.reason}",
+            told,
+            self.where and f"at {self.where}",
+        )
+        return "\n  ".join(part for part in lines if part)
+
+
+class UnknownWorkflow(ComposerError):
+    """No workflow of this name is known in this namespace, so it cannot be started by name; `known` are those that are."""
+
+    code = "unknown-workflow"
+
+    def __init__(self, workflow: str, namespace: str, known: Sequence[str] = ()) -> None:
+        super().__init__(workflow, namespace, tuple(known))
+        self.workflow, self.namespace, self.known = workflow, namespace, tuple(known)
+
+    def __str__(self) -> str:
+        close = get_close_matches(self.workflow, self.known, 3)
+        meant = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
+        return (
+            f"no workflow {self.workflow!r} is known in namespace {self.namespace!r}\n"
+            f"  {meant}A worker makes its workflows known when it begins, and a start with the @workflow itself does, too."
+        )
 
 
 class _AboutRun(ComposerError):
@@ -123,7 +205,8 @@ class RunNotFound(_AboutRun):
         super().__init__(
             run_id,
             f"does not exist in namespace {namespace!r}",
-            "Check the id, the database URL and the namespace; runs past their retention are gone.",
+            "Check the id, the database URL and the namespace; a run that was started within a transaction is there once "
+            "that has committed, and runs past their retention are gone.",
         )
         self.namespace = namespace
 
@@ -154,6 +237,47 @@ class RunNotRetryable(_AboutRun):
         self.status = status
 
 
+class ClientError(ComposerError, RuntimeError):
+    """A client was used where or when it cannot work: closed, in a running event loop, in a forked process."""
+
+    code = "client-error"
+
+
+class QueryError(ComposerError):
+    """What runs() was asked for cannot be meant: an unknown status, a moment without a time zone."""
+
+    code = "query-error"
+
+
+class RunEnded(_AboutRun):
+    """The run has ended, so what was asked of it comes too late; `status` says how it ended."""
+
+    code = "run-ended"
+
+    def __init__(self, run_id: str, status: str, problem: str = "") -> None:
+        super().__init__(
+            run_id, problem or f"has ended: it is {status}", "Nothing was stored. Start a new run instead."
+        )
+        self.status = status
+
+
+class UnknownEvent(_AboutRun):
+    """The run's workflow waits for no event of this name; `known` are those it waits for."""
+
+    code = "unknown-event"
+
+    def __init__(self, run_id: str, workflow: str, event: str, known: Sequence[str]) -> None:
+        names = ", ".join(map(repr, known))
+        close = get_close_matches(event, known, 1)
+        meant = f"Did you mean {close[0]!r}? " if close else ""
+        super().__init__(
+            run_id,
+            f"of workflow {workflow!r} waits for no event {event!r}",
+            f"{meant}It waits for {names}." if known else "It waits for no event at all.",
+        )
+        self.workflow, self.event, self.known = workflow, event, tuple(known)
+
+
 class IdempotencyConflict(_AboutRun):
     """The idempotency key belongs to a run that was started with other input."""
 
@@ -166,6 +290,19 @@ class IdempotencyConflict(_AboutRun):
             "The same key always means the same input: use another key for another input, or fetch that run.",
         )
         self.workflow, self.key = workflow, key
+
+
+class TransactionError(ComposerError):
+    """A start cannot join what was given as `within=`. Nothing was started; `problem` says why, `advice` what to do."""
+
+    code = "transaction-error"
+
+    def __init__(self, problem: str, advice: str = "") -> None:
+        super().__init__(problem, advice)
+        self.problem, self.advice = problem, advice
+
+    def __str__(self) -> str:
+        return "\n  ".join(part for part in (f"start(within=...): {self.problem}", self.advice) if part)
 
 
 class RunFailed(_AboutRun):
@@ -275,6 +412,20 @@ def _seconds(what: str, delay: Any) -> float:
     if isinstance(number, bool) or not isinstance(number, (int, float)) or number != number:
         raise TypeError(f"{what}({delay!r}): expected seconds as a number, or a timedelta")
     return float(number)
+
+
+class ProcessStepError(Exception):
+    """What an @around_step sees when a step raised in its own process: the text of the exception, not the object.
+
+    `type_name`, `message` and `traceback` are the original's. Raised on, the attempt fails as the original says.
+    """
+
+    def __init__(self, type_name: str, message: str, traceback: str = "") -> None:
+        super().__init__(type_name, message, traceback)
+        self.type_name, self.message, self.traceback = type_name, message, traceback
+
+    def __str__(self) -> str:
+        return f"{self.type_name}: {self.message}"
 
 
 class StepCancelled(BaseException):

@@ -44,6 +44,8 @@ class Settings:
     """Steps a worker runs at the same time."""
     threads: int = 40
     """Plain-function steps among them, each in a thread of its own."""
+    processes: int | None = None
+    """Steps with isolation="process" among them, each in a process of its own; None: as many as there are cores."""
     lease: float = 15.0
     """How long a worker may be silent before its tasks are given to others."""
     grace: float = 30.0
@@ -69,8 +71,8 @@ class Settings:
                 raise SettingsError(f"{name}={value!r}: expected seconds, 0 or more")
         if self.lease < 0.5:
             raise SettingsError(f"lease={self.lease!r}: below half a second every hiccup would look like a crash")
-        for name in ("concurrency", "threads"):
-            if getattr(self, name) < 1:
+        for name in ("concurrency", "threads", "processes"):
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise SettingsError(f"{name}={getattr(self, name)!r}: expected 1 or more")
         if type(self.max_payload) is not int or not 1_000 <= self.max_payload <= _LARGEST_PAYLOAD:
             raise SettingsError(

@@ -6,6 +6,7 @@ verified; what is found is wrong, not under way.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +17,14 @@ from composer.core.states import ENDED_RUN, OPEN_TASK, SETTLED, NodeState, RunSt
 from composer.ports.store import AuditedRun, Store
 
 _PAGE: Final = 200
+_BEGINS: Final = {
+    "guard": NodeState.COMPLETED,
+    "map": NodeState.MAPPING,
+    "wait": NodeState.WAITING,
+    "sleep": NodeState.WAITING,
+}
+"""The letter of a node whose turn has come, where it is not ACTIVE. A race begins before all it needs have settled."""
+_COUNTS: Final = frozenset({NodeState.MAPPING.value, NodeState.DRAINING.value})
 _MOVES: Final = frozenset({TaskState.READY, TaskState.LEASED, TaskState.DELAYED, TaskState.WAITING})
 
 
@@ -84,12 +93,66 @@ def violations_of(run: AuditedRun, plan: Plan) -> list[Violation]:
         if tally.completions > 1:
             wrong(1, f"{plan.nodes[node].name}[{item}]: {tally.completions} results were applied")
     for task in record.tasks:
-        if task.state == TaskState.COMPLETED and task.output is None:
+        is_map = plan.nodes[task.node].kind == "map" and task.item < 0  # its items have the output
+        if task.state == TaskState.COMPLETED and task.output is None and not is_map:
             wrong(1, f"{plan.nodes[task.node].name}: it is completed and has no output")
 
+    found += _maps(run, plan)
     found += _order(run, plan)
     found += _progress(run)
     return found
+
+
+def _maps(run: AuditedRun, plan: Plan) -> list[Violation]:
+    """5: a map's counts are those of its items. 3: one that has not ended has its own task to move it."""
+    found: list[Violation] = []
+    record = run.record
+    run_id, now = record.head.run_id, record.head.snapshot
+    for node, counts in record.maps.items():
+        name, letter = plan.nodes[node].name, now.letters[node]
+        stored = _stored(run, name)
+        # Rows beyond what was stored since the map last began are of an earlier life of the run.
+        states = Counter(task.state for task in record.tasks if task.node == node and 0 <= task.item < stored)
+
+        def wrong(problem: str, name: str = name) -> None:
+            found.append(Violation(5, run_id, f"{name}: {problem}"))
+
+        kept = (states[TaskState.COMPLETED], states[TaskState.FAILED])
+        if kept != (counts.completed, counts.failed):
+            wrong(
+                f"its rows are {kept[0]} completed and {kept[1]} failed items, its counts say {counts.completed} and {counts.failed}"
+            )
+        if letter is NodeState.COMPLETED and not counts.has_ended:
+            wrong(f"it is completed, and {counts.settled} of its {counts.total} items have settled")
+        if letter in (NodeState.MAPPING, NodeState.DRAINING) and counts.retries == now.counters.retries:
+            if states[TaskState.HELD] != counts.held:
+                wrong(f"{states[TaskState.HELD]} items are held, its counts say {counts.held}")
+            # Items that were never stored are withdrawn with the others once the map drains.
+            unstored = counts.total - stored if counts.expanded == counts.total else 0
+            withdrawn = states[TaskState.WITHDRAWN] + unstored
+            if (sum(states.values()), stored + unstored, withdrawn) != (stored, counts.expanded, counts.withdrawn):
+                wrong(
+                    f"{sum(states.values())} of {stored} items are stored and {withdrawn} are withdrawn, "
+                    f"its counts say {counts.expanded} and {counts.withdrawn}"
+                )
+    if now.status is RunStatus.RUNNING:
+        own = {task.node for task in record.tasks if task.item < 0 and task.state == TaskState.WAITING}
+        for place, letter in enumerate(now.letters):
+            if letter in (NodeState.MAPPING, NodeState.DRAINING, NodeState.WAITING) and place not in own:
+                found.append(
+                    Violation(3, run_id, f"{plan.nodes[place].name} is {letter.word}, and no task waits for it")
+                )
+    return found
+
+
+def _stored(run: AuditedRun, name: str) -> int:
+    """How many items the map has stored since it last began."""
+    stored = 0
+    for row in run.history:
+        for entry in row.changes.get("events", ()):
+            if entry["event"] == "items-expanded" and entry["node"] == name:
+                stored = entry["to"]
+    return stored
 
 
 def _order(run: AuditedRun, plan: Plan) -> list[Violation]:
@@ -105,15 +168,22 @@ def _order(run: AuditedRun, plan: Plan) -> list[Violation]:
             letters[plan.index[name]] = letter
         for name, letter in row.changes.get("nodes", {}).items():
             node = plan.nodes[plan.index[name]]
-            if letter == NodeState.ACTIVE and any(letters[need] not in SETTLED for need in node.needs):
+            begins = _BEGINS.get(node.kind, NodeState.ACTIVE)
+            if letter == begins and any(letters[need] not in SETTLED for need in node.needs):
                 found.append(
                     Violation(
-                        2, run_id, f"{name} became active at version {row.version}, before what it needs had settled"
+                        2,
+                        run_id,
+                        f"{name} became {begins.word} at version {row.version}, before what it needs had settled",
                     )
                 )
         for entry in row.changes.get("events", ()):
             if "outcome" in entry:
                 key = (entry["node"], entry.get("item", -1))
+                if key[1] >= 0 and letters[plan.index[key[0]]] not in _COUNTS:
+                    found.append(
+                        Violation(2, run_id, f"{key[0]}[{key[1]}] ended at version {row.version}, outside of its map")
+                    )
                 ended = (entry["attempt"], entry["delivery"])
                 if ended < last.get(key, (0, 0)):
                     found.append(

@@ -221,10 +221,11 @@ class Driver:
 
     async def decided(self, head: RunHead, *events: Event) -> Transition:
         """What the events make of the run as `head` says it is."""
-        plan, values = self._plans[head.plan_id], dict[int, str]()
-        while isinstance(made := decide(plan, head.snapshot, events, values), NeedValues):
+        plan, values, errors = self._plans[head.plan_id], dict[int, str](), dict[int, str]()
+        while isinstance(made := decide(plan, head.snapshot, events, values, errors), NeedValues):
             found = await self.store.load_values([(head.run_id, node) for node in made.nodes])
-            values.update({node: text for (_, node), text in found.items()})
+            values.update({node: text for (_, node), text in found.outputs.items()})
+            errors.update({node: text for (_, node), text in found.errors.items()})
         return made
 
     async def commit_of(

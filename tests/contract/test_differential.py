@@ -24,6 +24,8 @@ from composer.core.events import (
 from composer.memory.store import MemoryStore
 from composer.ports.store import Beat, ClaimedTask
 from composer.postgres.store import PostgresStore
+from tests.builders import a_plan as built_plan
+from tests.builders import says
 from tests.contract.driver import Driver, TurnableClock, a_chain, a_diamond, a_plan, done, failed, opened
 from tests.servers import SERVERS
 
@@ -43,8 +45,29 @@ PLANS = (
         output="b",
     ),
     a_plan({"x": [], "y": [], "z": ["x", "y"]}, workflow="fast", options={"x": RETRY}, fail_fast=True),
+    built_plan(
+        {
+            "a": ["input"],
+            "b": [],
+            "g": [],
+            "h": ["when:g"],
+            "c": ["when:h", "maybe:a"],
+            "d": ["unless:g", "settled:a"],
+            "e": ["either:c,d"],
+        },
+        workflow="guarded",
+        guards={
+            "g": says(
+                "and",
+                says("eq", "settled:a/state", ("completed",), kind="text"),
+                says("eq", "input", ({},), kind="json"),
+            ),
+            "h": says("gt", "b", 1, kind="number"),
+        },
+        output="maybe:e",
+    ),
 )
-STEPS = sorted({node.step for plan in PLANS for node in plan.nodes})
+STEPS = sorted({node.step for plan in PLANS for node in plan.nodes if node.kind == "step"})
 
 
 class Pair:
@@ -237,7 +260,8 @@ def told(task: ClaimedTask) -> tuple[Any, ...]:
     """What a claim says, without moments and plan ids."""
     head = task.run
     return (
-        head.run_id, *told_delivery(task.task), task.step, sorted(task.values.items()), task.details or "",
+        head.run_id, *told_delivery(task.task), task.step, sorted(task.values.items()), sorted(task.errors.items()),
+        task.details or "",
         head.snapshot.version, head.snapshot.letters.text, head.snapshot.status.value, head.priority,
     )  # fmt: skip
 

@@ -23,8 +23,10 @@ from composer.core.events import (
 )
 from composer.core.history import fold
 from composer.core.plan import INPUT
-from composer.ports.store import Beat, ClaimedTask, Renewal, Verdict, WorkerRecord
+from composer.ports.store import Beat, ClaimedTask, Renewal, StoredValues, Verdict, WorkerRecord
 from composer.ports.wakeups import RunEnd
+from tests.builders import a_plan as built_plan
+from tests.builders import says
 from tests.contract.driver import RETRIES, Driver, a_chain, a_diamond, a_plan, done, failed
 
 GRANT_ALL = lambda run_id, node: True  # noqa: E731
@@ -46,6 +48,22 @@ async def test_plan_that_does_not_exist_raises_key_error(driver: Driver) -> None
     """Loading a plan that was never stored raises KeyError."""
     with pytest.raises(KeyError):
         await driver.store.load_plan(987_654)
+
+
+async def test_a_workflow_name_gives_the_plan_registered_last(driver: Driver) -> None:
+    """A name gives the newest plan of its workflow, whatever its shape or options; a name nobody registered gives None."""
+    store = driver.store
+    assert await store.named_plan("flow") is None
+    assert await store.workflow_names(10) == []
+    first = await store.register_plan(a_plan())
+    assert await store.named_plan("flow") == first
+    for newer in (a_plan(timeout=60.0), a_diamond()):
+        assert await store.named_plan("flow") != (newest := await store.register_plan(newer))
+        assert await store.named_plan("flow") == newest
+    for name in ("b", "B", "a-b", "a"):
+        await store.register_plan(a_plan(workflow=name))
+    assert await store.workflow_names(10) == ["B", "a", "a-b", "b", "flow"]
+    assert await store.workflow_names(2) == ["B", "a"]
 
 
 async def test_run_ids_rise(driver: Driver) -> None:
@@ -937,7 +955,7 @@ async def test_renew_of_nothing_answers_nothing(driver: Driver) -> None:
     assert await driver.store.start_runs([]) == []
     assert (await driver.store.commit([])).answers == []
     assert await driver.store.load_heads([]) == {}
-    assert await driver.store.load_values([]) == {}
+    assert await driver.store.load_values([]) == StoredValues()
     assert await driver.store.run_ends([]) == {}
 
 
@@ -979,6 +997,25 @@ async def test_leases_of_workers_that_are_gone_end_at_once(driver: Driver) -> No
     assert await driver.store.expire_leases_of_gone("h", "b", [(2, 1.1)]) == []
     await driver.store.forget_worker("alive")
     assert await driver.store.expire_leases_of_gone("h", "b", []) == []
+
+
+async def test_unknown_steps_are_those_that_wait_for_nobody(driver: Driver) -> None:
+    """Steps of ready tasks are named with their count and a run, unless the asker or a live worker knows them."""
+    runs = [await driver.start(a_plan({"lost": []}, workflow="x")) for _ in range(2)]
+    await driver.start()
+    unknown = driver.store.unknown_steps
+    both = await unknown(queues=["default"], steps=[])
+    assert [(each.step, each.tasks) for each in both] == [("a", 1), ("lost", 2)]
+    assert both[1].run_id in runs
+    assert [each.step for each in await unknown(queues=["default"], steps=["a"])] == ["lost"]
+    assert await unknown(queues=["other"], steps=[]) == []
+    other = WorkerRecord("w", "h", "b", 1, 1.0, ("default",), ("lost",))
+    await driver.store.register_worker(other, ttl=30.0)
+    assert await unknown(queues=["default"], steps=["a"]) == []
+    await driver.later(31)
+    assert [each.step for each in await unknown(queues=["default"], steps=["a"])] == ["lost"]
+    await driver.claim(10, steps={"a", "lost"})
+    assert await unknown(queues=["default"], steps=[]) == [], "a task that somebody runs waits for nobody"
 
 
 # -- the rest of what loops and people ask ---------------------------------------------------------------------
@@ -1107,7 +1144,7 @@ async def test_unknown_runs_are_none_or_left_out(driver: Driver) -> None:
     assert await driver.store.get_run(unknown) is None
     assert await driver.store.history(unknown) == []
     assert await driver.store.load_heads([unknown]) == {}
-    assert await driver.store.load_values([(unknown, INPUT), (unknown, 0)]) == {}
+    assert await driver.store.load_values([(unknown, INPUT), (unknown, 0)]) == StoredValues()
     assert await driver.store.leased_to("w", [unknown]) == []
 
 
@@ -1116,7 +1153,64 @@ async def test_load_values_gives_completed_outputs_and_the_input(driver: Driver)
     run_id = await driver.start(a_chain(2), '{"i": 1}')
     await driver.apply(run_id, done(await driver.claim_one(), '"out"'))
     found = await driver.store.load_values([(run_id, 0), (run_id, INPUT), (run_id, 1), (run_id, 9)])
-    assert found == {(run_id, 0): '"out"', (run_id, INPUT): '{"i": 1}'}
+    assert found == StoredValues({(run_id, 0): '"out"', (run_id, INPUT): '{"i": 1}'})
+
+
+async def test_failed_nodes_are_read_by_their_error(driver: Driver) -> None:
+    """What read a failed node through settled() is claimed with its error, apart from outputs; load_values gives both."""
+    run_id = await driver.start(a_plan({"a": [], "b": [], "c": ["settled:a", "b"]}), '{"i": 1}')
+    for task in await driver.claim():
+        await driver.apply(run_id, done(task, '"out"') if task.task.node else failed(task))
+    (c,) = await driver.claim()
+    (held,) = await driver.store.leased_to("w", [run_id])
+    for reader in (c, held):
+        assert dict(reader.values) == {1: '"out"'}
+        assert list(reader.errors) == [0]
+        assert json.loads(reader.errors[0])["message"] == "no"
+        assert reader.run.snapshot.letters.text == "FCA"
+    found = await driver.store.load_values([(run_id, node) for node in (INPUT, 0, 1, 2)])
+    assert found == StoredValues({(run_id, INPUT): '{"i": 1}', (run_id, 1): '"out"'}, {(run_id, 0): c.errors[0]})
+
+
+async def test_failure_is_read_by_a_task_handed_over_at_once(driver: Driver) -> None:
+    """A reader through settled() that the committing worker takes at once gets the error it has just reported."""
+    run_id = await driver.start(a_plan({"a": [], "b": ["settled:a"]}))
+    applied = await driver.apply(run_id, failed(await driver.claim_one()), grant=GRANT_ALL)
+    (handed,) = applied.handed
+    assert json.loads(handed.errors[0])["message"] == "no"
+    assert (handed.run.snapshot.letters.text, dict(handed.values)) == ("FA", {})
+
+
+async def test_late_report_on_a_run_retried_elsewhere_is_refused_not_quarantined(driver: Driver) -> None:
+    """A worker that knows a run from before a retry, and asks for an error which that cleared, looks again and is refused."""
+    condition = says("and", says("eq", "settled:a/state", ("failed",), kind="text"), says("is_none", "b"))
+    run_id = await driver.start(built_plan({"a": [], "b": [], "g": [], "c": ["when:g"]}, guards={"g": condition}))
+    a, b = sorted(await driver.claim(), key=lambda task: task.task.node)
+    await driver.apply(run_id, failed(a))
+    (held,) = await driver.store.leased_to("w", [run_id])
+    slow = Applier(driver.store, owner="w")
+    await slow.remember(held)
+    await driver.apply(run_id, DeadlinePassed())
+    await driver.apply(run_id, RetryRequested())
+    applied = await slow.apply({run_id: [done(b)]}, patience=0)
+    assert [each.reason for each in applied.ignored] == ["the task was handed out again, or ended, since this delivery"]
+    assert (await driver.record(run_id)).quarantine is None
+    assert applied.heads[run_id].snapshot == (await driver.head(run_id)).snapshot
+
+
+async def test_run_without_a_step_to_take_ends_with_its_start(driver: Driver) -> None:
+    """A condition on the input is answered in the transition that starts the run, and its answer is in the run's row."""
+    condition = says("gt", "input/n", 5, kind="number")
+    plan = built_plan({"g": [], "a": ["when:g"]}, guards={"g": condition}, output="maybe:a")
+    run_id = await driver.start(plan, '{"n": 5}')
+    head = await driver.head(run_id)
+    assert (head.snapshot.status, head.snapshot.letters.text) == ("completed", "CS")
+    assert head.snapshot.counters.no == (0,)
+    assert (await driver.store.run_ends([run_id]))[run_id].output == "null"
+    (row,) = await driver.store.history(run_id)
+    assert row.changes["guards"] == {"g": False}
+    taken = await driver.start(plan, '{"n": 6}')
+    assert (await driver.claim_one()).run.run_id == taken
 
 
 async def test_leased_to_gives_what_the_owner_holds_of_these_runs(driver: Driver) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from composer.core.decide import decide
-from composer.core.events import Delivery, Event, Report, Scheduled, Started
+from composer.core.events import Delivery, Event, Report, Scheduled, Started, StoredSignal, TimerFired
 from composer.core.history import fold
 from composer.core.plan import INPUT, Plan
 from composer.core.snapshot import Snapshot
@@ -19,6 +19,13 @@ from composer.core.transition import Fence, NeedValues, TaskChange, Transition
 
 HEARD = frozenset({TaskState.LEASED, TaskState.READY, TaskState.DELAYED, TaskState.HELD})
 """States in which the current delivery is still heard: nobody has claimed the task since."""
+
+
+def _about(event: Event) -> int | None:
+    """The node whose task an event is about, when its fence is that task's."""
+    if isinstance(event, TimerFired):
+        return event.node
+    return event.task.node if isinstance(event, Report) else None
 
 
 @dataclass(slots=True)
@@ -35,6 +42,8 @@ class Row:
     """Its lease is over."""
     output: str | None = None
     error: str | None = None
+    has_timer: bool = False
+    """A coordinator looks at it some time: it waits, and not for an event alone."""
 
     @property
     def is_open(self) -> bool:
@@ -62,20 +71,22 @@ class ModelStore:
     history: list[dict[str, object]] = field(default_factory=list)
     output: str | None = None
     error: str | None = None
+    input: str = "{}"
+    signals: list[StoredSignal] = field(default_factory=list)
     results: frozenset[tuple[int, int]] = frozenset()
     """(node, delivery) of every result that was applied."""
 
     @classmethod
-    def started(cls, plan: Plan, *, scheduled: bool = False) -> ModelStore:
+    def started(cls, plan: Plan, *, scheduled: bool = False, text: str = "{}") -> ModelStore:
         """A new run."""
-        store = cls(plan, Snapshot.unborn(len(plan.nodes)))
+        store = cls(plan, Snapshot.unborn(len(plan.nodes)), input=text)
         store.apply([Scheduled() if scheduled else Started()])
         return store
 
     def copy(self) -> ModelStore:
         rows = {node: replace(row) for node, row in self.rows.items()}
         return ModelStore(
-            self.plan, self.run, rows, list(self.history), self.output, self.error, self.results
+            self.plan, self.run, rows, list(self.history), self.output, self.error, self.input, list(self.signals), self.results
         )  # fmt: skip
 
     # -- what loops and workers do -----------------------------------------------------------------------
@@ -106,22 +117,31 @@ class ModelStore:
             stale = frozenset[int]() if decision.is_empty else self.commit(decision)
             if not stale:
                 return Outcome(None if decision.is_empty else decision, dropped + decision.ignored)
-            for event in [each for each in events if isinstance(each, Report) and each.task.node in stale]:
+            for event in [each for each in events if _about(each) in stale]:
                 events.remove(event)
                 dropped.append((event, "stale"))
 
     def decide(self, events: Sequence[Event]) -> Transition:
         """What follows, with the values a decision asks for loaded."""
-        decision = decide(self.plan, self.run, events)
-        if isinstance(decision, NeedValues):
-            values = {node: self.value(node) for node in decision.nodes}
-            decision = decide(self.plan, self.run, events, values)
-        assert isinstance(decision, Transition)
+        values: dict[int, str] = {}
+        errors: dict[int, str] = {}
+        signals: dict[str, list[StoredSignal]] = {}
+        while isinstance(decision := decide(self.plan, self.run, events, values, errors, signals), NeedValues):
+            known = values.keys() | errors.keys()
+            assert decision.nodes or decision.signals, "asked for nothing"
+            assert signals.keys().isdisjoint(decision.signals), "asked for what it was given"
+            signals |= {name: [each for each in self.signals if each.name == name] for name in decision.signals}
+            assert known.isdisjoint(decision.nodes), "asked for what it was given"
+            for node in decision.nodes:
+                if node != INPUT and self.rows[node].state is TaskState.FAILED:
+                    errors[node] = self.rows[node].error or ""
+                else:
+                    values[node] = self.value(node)
         return decision
 
     def value(self, node: int) -> str:
         if node == INPUT:
-            return "{}"
+            return self.input
         row = self.rows[node]
         assert row.state is TaskState.COMPLETED
         assert row.output is not None
@@ -151,7 +171,20 @@ class ModelStore:
             assert old is None or start.reopened, "a task that exists is opened again without saying so"
             assert old is None or not old.is_open, "a task that is open is opened again"
             attempt, delivery = (old.attempt + 1, old.delivery) if old else (1, 0)
-            self.rows[start.node] = Row(start.node, attempt=attempt, delivery=delivery)
+            self.rows[start.node] = row = Row(start.node, attempt=attempt, delivery=delivery)
+            if start.waits:
+                row.state, row.has_timer = TaskState.WAITING, start.wake_in is not None or start.wake_at is not None
+            elif not start.is_ready:
+                row.state = TaskState.FAILED if start.error is not None else TaskState.COMPLETED
+                row.output, row.error = start.output, start.error
+        taken = dict(made.taken)
+        assert len(taken) == len(made.taken), "a signal is taken once"
+        for number, each in enumerate(self.signals):
+            if each.id in taken:
+                assert each.node is None, "a signal is taken once"
+                self.signals[number] = replace(each, node=taken[each.id])
+        for new in made.signals:
+            self.signals.append(StoredSignal(len(self.signals) + 1, new.name, new.payload, new.dedupe, new.node))
         if made.result is not None:
             self.output, self.error = made.result.output, made.result.error
         reopened = {start.node for start in made.starts}
@@ -167,6 +200,8 @@ class ModelStore:
 
     def _holds(self, change: TaskChange) -> bool:
         row = self.rows.get(change.node)
+        if change.fence is Fence.WAITING:
+            return row is not None and row.state is TaskState.WAITING and change.attempt in (0, row.attempt)
         if row is None or change.item != -1 or (row.attempt, row.delivery) != (change.attempt, change.delivery):
             return False
         if change.fence is Fence.EXPIRY:
@@ -175,7 +210,7 @@ class ModelStore:
 
     def _change(self, change: TaskChange) -> None:
         row = self.rows[change.node]
-        if change.state is TaskState.COMPLETED:
+        if change.state is TaskState.COMPLETED and change.fence is not Fence.WAITING:
             assert (change.node, change.delivery) not in self.results, "a result is applied at most once a delivery"
             self.results |= {(change.node, change.delivery)}
         assert (change.delay is not None) == (change.state is TaskState.DELAYED), "a delay is for delayed tasks"
@@ -198,14 +233,17 @@ class ModelStore:
             assert not self.rows, "a scheduled run has no task"
         else:
             assert is_open, "a running run has something that will move it"
-            active = {i for i, letter in enumerate(run.letters.text) if letter == "A"}
+            active = {i for i, letter in enumerate(run.letters.text) if letter in "AW"}
             assert is_open == active, "a node is active exactly while its task is open"
         for node in plan.nodes:
             letter = run.letters[node.index]
             # A completed node stays completed while a retry runs again what came before it.
-            if letter == "A" or (letter in "CF" and not run.counters.retries):
+            if letter in "AW" or (letter in "CF" and not run.counters.retries):
                 assert all(run.letters[need] in SETTLED for need in node.needs), "nothing starts before its needs"
-            if letter == "C":
+            if node.kind == "guard":
+                assert letter not in "AW" and node.index not in self.rows, "a guard has no task"
+                continue
+            if letter == "C" and (node.kind != "sleep" or node.index in self.rows):
                 assert self.rows[node.index].state is TaskState.COMPLETED
             if letter == "F":
                 assert self.rows[node.index].state is TaskState.FAILED
@@ -217,7 +255,12 @@ class ModelStore:
         """Folding the history gives the run and what each task has spent."""
         folded = fold(self.plan, self.history)
         assert folded.run == self.run
+        answered = {n.index for n in self.plan.nodes if n.kind == "guard" and self.run.letters[n.index] == "C"}
+        assert set(folded.answers) == answered
+        assert {guard for guard, answer in folded.answers.items() if not answer} == set(self.run.counters.no)
         told = {key[0]: (t.attempt, t.failures, t.crashes) for key, t in folded.tasks.items()}
-        assert told == {node: (row.attempt, row.failures, row.crashes) for node, row in self.rows.items()}
+        steps = {n.index for n in self.plan.nodes if n.kind == "step"}
+        spent = {node: (row.attempt, row.failures, row.crashes) for node, row in self.rows.items() if node in steps}
+        assert told == spent
         for (node, _), tally in folded.tasks.items():
             assert tally.completions == (self.rows[node].state is TaskState.COMPLETED), "one result an opening"

@@ -16,41 +16,113 @@ class Row(NamedTuple):
 _HERE: Final = "tests/core/test_semantics.py::"
 
 ROWS: Final[dict[int, Row]] = {
-    1: Row("A map inside a block whose guard says no is skipped, and stays a skipped map to everybody who reads it."),
-    2: Row("A map over a list that was skipped or failed is skipped."),
-    3: Row("A map over something that turns out to be no list fails, naming path and type."),
-    4: Row("A map over an empty list completes with an empty list in the same decision, without tasks."),
-    5: Row("either() over two maps takes the whole list of the one that was taken."),
-    6: Row("either() over two branches that both completed takes the first, if it was declared that both can."),
-    7: Row("either() with a failed branch is skipped, and the run fails by that branch."),
-    8: Row("either() over nothing but skipped branches is skipped."),
+    1: Row(
+        "A map inside a block whose guard says no is skipped, and stays a skipped map to everybody who reads it.",
+        "tests/language/test_maps.py::test_row_1_map_in_a_block_not_taken",
+    ),
+    2: Row(
+        "A map over a list that was skipped or failed is skipped.",
+        "tests/language/test_maps.py::test_row_2_map_over_a_failed_list",
+    ),
+    3: Row(
+        "A map over something that turns out to be no list fails, naming path and type.",
+        "tests/language/test_maps.py::test_row_3_map_over_no_list",
+    ),
+    4: Row(
+        "A map over an empty list completes with an empty list in the same decision, without tasks.",
+        "tests/language/test_maps.py::test_row_4_empty_maps_complete_at_once",
+    ),
+    5: Row(
+        "either() over two maps takes the whole list of the one that was taken.",
+        "tests/language/test_maps.py::test_row_5_either_of_two_maps",
+    ),
+    6: Row(
+        "either() over two branches that both completed takes the first, if it was declared that both can.",
+        _HERE + "test_row_6_either_of_two_takes_the_first",
+        "that undeclared ones are refused is the definition's",
+    ),
+    7: Row(
+        "either() with a failed branch is skipped, and the run fails by that branch.",
+        _HERE + "test_row_7_either_is_no_fallback",
+    ),
+    8: Row("either() over nothing but skipped branches is skipped.", _HERE + "test_row_8_either_of_nothing_is_skipped"),
     9: Row("settled() over a child gives its value or its first failure, and the parent does not fail by it."),
-    10: Row("settled() over a map gives an outcome an item, in index order, and no item stops another."),
-    11: Row("A failure whose only settled() reader lies in a block not taken fails the run."),
-    12: Row("A failed node that is read plainly and through settled() skips one reader, runs the other and fails the run."),
+    10: Row(
+        "settled() over a map gives an outcome an item, in index order, and no item stops another.",
+        "tests/language/test_maps.py::test_row_10_every_item_has_an_outcome",
+    ),
+    11: Row(
+        "A failure whose only settled() reader lies in a block not taken fails the run.",
+        _HERE + "test_row_11_reader_in_a_block_not_taken",
+    ),
+    12: Row(
+        "A failed node that is read plainly and through settled() skips one reader, runs the other and fails the run.",
+        _HERE + "test_row_12_plain_reading_is_not_handling",
+    ),
     13: Row(
         "A node merely after another runs when that one was skipped, and not when it failed, unless that is settled().",
         _HERE + "test_row_13_after_is_order_only",
     ),
-    14: Row("A node can be data for two blocks: each guard is a node of its own."),
-    15: Row("A block inside a block is taken only when both guards say yes."),
-    16: Row("otherwise() negates the last closed block of its level, and only that."),
-    17: Row("A guard that reads a skipped value is skipped, with its block and its otherwise()."),
+    14: Row(
+        "A node can be data for two blocks: each guard is a node of its own.",
+        _HERE + "test_row_14_data_for_two_blocks",
+    ),
+    15: Row(
+        "A block inside a block is taken only when both guards say yes.",
+        _HERE + "test_row_15_blocks_inside_blocks",
+    ),
+    16: Row(
+        "otherwise() negates the last closed block of its level, and only that.",
+        _HERE + "test_row_16_otherwise_is_the_other_answer",
+        "which block it belongs to, and that there is one, is the definition's",
+    ),
+    17: Row(
+        "A guard that reads a skipped value is skipped, with its block and its otherwise().",
+        _HERE + "test_row_17_guard_over_a_skipped_value",
+    ),
     18: Row(
         "What reads a failed node without settled() is skipped with all that hangs on it, and the run fails by that node.",
         _HERE + "test_row_18_readers_of_a_failed_node_are_skipped",
-        "shown for steps; guards and their two blocks are not built",
     ),
     19: Row("A step that returns None has completed with null, which is not being skipped.", _HERE + "test_row_19_null_is_a_value"),
-    20: Row("A wait that times out without an answer for it fails with code event-timeout."),
-    21: Row("The answer given for a timeout is checked against the event's type, and can be told from a real one."),
-    22: Row("A signal that came early is taken by the wait in the transition that starts it."),
-    23: Row("Two nodes that wait for one name get one signal each, in the order they began to wait."),
-    24: Row("A signal with a known dedupe id is answered as the first time and not stored."),
-    25: Row("A signal of the wrong shape is refused where it is sent, and nothing is stored."),
-    26: Row("A signal to a run that ended, that does not exist or that knows no such name says which."),
-    27: Row("Of a signal and a timeout at once the first commit wins, and a signal that lost is kept."),
-    28: Row("A deadline during a sleep or wait stops the run, drops the timers and undoes what completed."),
+    20: Row(
+        "A wait that times out without an answer for it fails with code event-timeout.",
+        "tests/language/test_waits.py::test_row_20_wait_without_an_answer_fails",
+    ),
+    21: Row(
+        "The answer given for a timeout is checked against the event's type, and can be told from a real one.",
+        "tests/language/test_waits.py::test_row_21_timeout_is_told_from_an_answer",
+    ),
+    22: Row(
+        "A signal that came early is taken by the wait in the transition that starts it.",
+        "tests/language/test_waits.py::test_row_22_early_signal_is_kept",
+    ),
+    23: Row(
+        "Two nodes that wait for one name get one signal each, in the order they began to wait.",
+        "tests/language/test_waits.py::test_row_23_one_signal_one_wait",
+    ),
+    24: Row(
+        "A signal with a known dedupe id is answered as the first time and not stored.",
+        "tests/contract/test_wait_races.py::test_repeated_dedupe_id_is_stored_once",
+    ),
+    25: Row(
+        "A signal of the wrong shape is refused where it is sent, and nothing is stored.",
+        "tests/cases/test_c21.py::test_event_of_the_wrong_shape_is_refused_where_it_is_sent",
+    ),
+    26: Row(
+        "A signal to a run that ended, that does not exist or that knows no such name says which.",
+        "tests/cases/test_c21.py::test_event_that_nobody_will_take_is_refused",
+    ),
+    27: Row(
+        "Of a signal and a timeout at once the first commit wins, and a signal that lost is kept.",
+        "tests/language/test_waits.py::test_row_27_signal_that_lost_is_for_the_next",
+        "both orders of one moment are forced in the contract suite",
+    ),
+    28: Row(
+        "A deadline during a sleep or wait stops the run, drops the timers and undoes what completed.",
+        "tests/language/test_waits.py::test_row_28_deadline_ends_a_sleep",
+        "without compensation",
+    ),
     29: Row(
         "A deadline while steps run stops the run with code deadline, and every open task with it.",
         _HERE + "test_row_29_deadline_stops_open_tasks",
@@ -63,12 +135,19 @@ ROWS: Final[dict[int, Row]] = {
         _HERE + "test_row_32_output_is_a_template",
         "the check against the return annotation is the definition's",
     ),
-    33: Row("An output that can be skipped is refused at definition, or fails the run with code no-output."),
-    34: Row("An output read through settled() is a value even of a failure, and the run completes."),
+    33: Row(
+        "An output that can be skipped is refused at definition, or fails the run with code no-output.",
+        _HERE + "test_row_33_no_branch_no_output",
+        "what is refused is the definition's",
+    ),
+    34: Row(
+        "An output read through settled() is a value even of a failure, and the run completes.",
+        _HERE + "test_row_34_outcome_as_output",
+    ),
     35: Row(
         "A payload over the limit fails its step, or is refused before anything is stored.",
-        "tests/cases/test_c34.py::test_outputs_up_to_the_limit_work_and_above_it_fail_the_step_for_good",
-        "signals are not built",
+        "tests/language/test_limits.py::test_row_35_payloads_over_the_limit",
+        "that arguments put together from many results are limited too",
     ),
     36: Row(
         "A run input far too big is refused in the client and never sent.",
@@ -85,7 +164,10 @@ ROWS: Final[dict[int, Row]] = {
     41: Row("A cancel of a parent tells every open child in the same transition."),
     42: Row("A child that an operator cancels fails its parent's node with code child-cancelled."),
     43: Row("A retry policy on a child starts a new run an attempt, the old one linked."),
-    44: Row("A retry of a half-failed map keeps the finished items and runs the others."),
+    44: Row(
+        "A retry of a half-failed map keeps the finished items and runs the others.",
+        "tests/contract/test_map_items.py::test_retry_keeps_finished_items",
+    ),
     45: Row("A retry of a parent retries its failed child in place."),
     46: Row(
         "A retry after a change takes the newest options of the same shape, and never another shape.",
@@ -144,8 +226,16 @@ ROWS: Final[dict[int, Row]] = {
     ),
     62: Row("A key lives as long as its run, or longer if asked."),
     63: Row("A database clock that jumps makes things early or late, never wrong."),
-    64: Row("A moment without a zone is refused where it is given."),
-    65: Row("A sleep of nothing is over at once, one of nonsense is refused."),
+    64: Row(
+        "A moment without a zone is refused where it is given.",
+        "tests/language/test_waits.py::test_row_64_moments_have_a_zone",
+        "schedules are not built",
+    ),
+    65: Row(
+        "A sleep of nothing is over at once, one of nonsense is refused.",
+        "tests/language/test_waits.py::test_row_65_odd_sleeps",
+        "that a past moment needs no timer: the core is told no time, so a coordinator fires it at once",
+    ),
     66: Row("A plan has a largest size, refused with the advice to map or nest."),
     67: Row("A changed plan is a new one; runs keep theirs."),
     68: Row("A worker leaves tasks alone whose arguments its code cannot take."),
@@ -184,8 +274,7 @@ ROWS: Final[dict[int, Row]] = {
 
 NOT_BUILT_YET: Final = frozenset(
     {
-        *range(1, 13), 14, 15, 16, 17, *range(20, 29), 30, 31, 33, 34, 38, *range(41, 46), 51, 52, 54, 56,
-        *range(62, 69), *range(70, 73), 75, 76, 77,
+        9, 30, 31, 38, 41, 42, 43, 45, 51, 52, 54, 56, 62, 63, 66, 67, 68, *range(70, 73), 75, 76, 77,
     }
 )  # fmt: skip
 """Rows without a test. It only ever shrinks; some of them hold already, and wait for the suite that can show them."""

@@ -25,7 +25,7 @@ from composer.core.retries import CEILING
 from composer.core.snapshot import Snapshot
 from composer.core.states import NodeState, RunStatus, TaskState
 from composer.core.transition import Fence, NeedValues, Transition
-from tests.builders import a_delivery, a_failure, a_plan, a_run, completed, failed, tried
+from tests.builders import a_delivery, a_failure, a_plan, a_run, completed, failed, says, tried
 from tests.core.model import ModelStore
 
 CHAIN = a_plan({"a": [], "b": ["a"]})
@@ -85,10 +85,9 @@ def test_output_that_cannot_be_read_fails_the_run():
 
 def test_output_of_a_skipped_node_fails_the_run():
     """A run whose output is read from a skipped node fails with code no-output, although no node failed unhandled."""
-    plan = a_plan({"a": [], "b": ["a"], "c": ["settled:a"]}, output="b")
-    store = ModelStore.started(plan)
+    went_well = says("eq", "settled:a/state", ("completed",), kind="text")
+    store = ModelStore.started(a_plan({"a": [], "g": [], "b": ["a", "when:g"]}, guards={"g": went_well}, output="b"))
     store.apply([failed(store.claim(0))])
-    store.apply([completed(store.claim(2))])
     store.check()
     assert store.run.status is RunStatus.FAILED
     assert json.loads(store.error or "")["code"] == "no-output"

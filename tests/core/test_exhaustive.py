@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -20,17 +21,21 @@ from composer.core.events import (
     LeaseExpired,
     Report,
     RetryRequested,
+    Signalled,
     StepCompleted,
     StepFailed,
     StepReleased,
+    TimerFired,
 )
 from composer.core.plan import NodeOptions, Plan
 from composer.core.retries import Retry
 from composer.core.states import ENDED_RUN, RunStatus, TaskState
-from tests.builders import a_failure, a_plan
+from tests.builders import a_failure, a_plan, says
 from tests.core.model import ModelStore
 
 WORKERS = 2
+SIGNALS = 2
+"""Signals that are sent to a run."""
 SECONDS = 3.0
 """A plan that takes longer than this on a busy machine is cut short, and says so."""
 TWICE = NodeOptions(retries=Retry(2, 1.0), max_crashes=2)
@@ -41,8 +46,76 @@ PLANS = {
     "fan-in": a_plan({"a": [], "b": [], "c": ["a", "after:b"]}, output="c", every=ONCE),
     "fail-fast": a_plan({"a": [], "b": [], "c": ["a", "b"]}, every=ONCE, fail_fast=True),
     "after a skip": a_plan({"a": [], "b": ["a"], "c": ["after:b"]}, every=NodeOptions(max_crashes=1)),
+    "fallback": a_plan(
+        {"a": [], "g": [], "b": ["when:g"], "c": ["a", "unless:g"]},
+        guards={"g": says("eq", "settled:a/state", ("failed",), kind="text")},
+        output="either:b,c",
+        every=NodeOptions(max_crashes=1),
+    ),
+    "nested blocks": a_plan(
+        {"a": [], "b": [], "g": [], "h": ["when:g"], "c": ["when:h"], "d": ["maybe:c", "unless:h"], "e": ["unless:g"]},
+        guards={"g": says("gt", "a", 1, kind="number"), "h": says("gt", "b", 1, kind="number")},
+        every=NodeOptions(max_crashes=1),
+    ),
+    "unreadable": a_plan(
+        {"a": [], "g": [], "b": ["when:g"], "c": ["unless:g"], "d": ["settled:a"]},
+        guards={"g": says("gt", "settled:a/value", 1, kind="number")},
+        every=NodeOptions(max_crashes=1),
+    ),
+    "fail-fast, handled": a_plan(
+        {"a": [], "b": [], "g": [], "c": ["settled:a", "when:g"]},
+        guards={"g": says("gt", "b", 1, kind="number")},
+        every=NodeOptions(max_crashes=1),
+        fail_fast=True,
+    ),
 }
-LEAST = {"chain": 1_500, "diamond": 500, "fan-in": 2_000, "fail-fast": 1_500, "after a skip": 200}
+
+
+def raw(*nodes: dict[str, Any], output: Any = None) -> Plan:
+    """A plan of nodes of any kind, in their order."""
+    return Plan({"format": 1, "workflow": "shop", "nodes": [{"args": {}, **node} for node in nodes], "output": output})
+
+
+def a_wait(name: str, event: str = "go", **more: Any) -> dict[str, Any]:
+    """A wait for an event."""
+    return {"name": name, "kind": "wait", "event": event, "schema": {}, "timeout": None, **more}
+
+
+REF = {name: {"$": {"ref": name}} for name in "awxrs"}
+PLANS |= {
+    "timeout": raw(
+        a_wait("w", timeout=5),
+        {"name": "a", "kind": "step", "step": "a", "args": {"x": {"$": {"settled": [{"ref": "w"}]}}}, "options": {"max_crashes": 1}},
+    ),
+    "two waits": raw(
+        a_wait("w", timeout=5, on_timeout={"const": 0}), a_wait("x"),
+        {"name": "a", "kind": "step", "step": "a", "args": {"x": REF["w"], "y": REF["x"]}, "options": {"max_crashes": 1}},
+        output=REF["a"],
+    ),
+    "race": raw(
+        {"name": "a", "kind": "step", "step": "a", "options": {"max_crashes": 1}},
+        {"name": "s", "kind": "sleep", "args": {"for": 60}, "after": [{"ref": "a"}]},
+        a_wait("w"),
+        {"name": "r", "kind": "race", "of": [{"ref": "w"}, {"ref": "s"}]},
+        {"name": "x", "kind": "step", "step": "x", "args": {"x": REF["r"], "y": {"$": {"maybe": [{"ref": "w"}]}}},
+         "options": {"max_crashes": 1}},
+        output=REF["x"],
+    ),
+    "sleeps": raw(
+        {"name": "a", "kind": "step", "step": "a", "options": {"max_crashes": 1}},
+        {"name": "s", "kind": "sleep", "args": {"for": REF["a"]}},
+        a_wait("w", after=[{"ref": "s"}]),
+        {"name": "x", "kind": "step", "step": "x", "after": [{"ref": "s"}], "options": {"max_crashes": 1}},
+        output=REF["w"],
+    ),
+}  # fmt: skip
+GUARDED = frozenset({"fallback", "nested blocks", "unreadable", "fail-fast, handled"})
+"""Here bodies return 1 or 2, so that conditions say both."""
+LEAST = {
+    "chain": 1_500, "diamond": 500, "fan-in": 2_000, "fail-fast": 1_500, "after a skip": 200,
+    "fallback": 200, "nested blocks": 1_000, "unreadable": 200, "fail-fast, handled": 500,
+    "timeout": 100, "two waits": 100, "race": 200, "sleeps": 200,
+}  # fmt: skip
 
 
 @dataclass
@@ -55,12 +128,15 @@ class World:
     """Reports that were made: each may arrive again."""
     cancelled: bool = False
     retried: bool = False
+    outputs: tuple[str, ...] = ("1",)
+    """What bodies may return."""
 
     def key(self) -> tuple[object, ...]:
         """What of it can make a difference later. The workers are interchangeable."""
         store = self.store
         rows = tuple(
-            (node, row.state.value, row.failures, row.crashes, row.is_over) for node, row in sorted(store.rows.items())
+            (node, row.state.value, row.failures, row.crashes, row.is_over, row.output)
+            for node, row in sorted(store.rows.items())
         )
         current = {(node, row.attempt, row.delivery): row.crashes for node, row in store.rows.items()}
         bodies = sorted(
@@ -71,7 +147,20 @@ class World:
             for b in self.bodies
         )
         run = store.run
-        return (run.status.value, run.letters.text, run.counters, rows, tuple(bodies), self.cancelled, self.retried)
+        signals = tuple((each.name, each.node) for each in store.signals)
+        rows += tuple(
+            (node, row.has_timer) for node, row in sorted(store.rows.items()) if row.state is TaskState.WAITING
+        )
+        return (
+            signals,
+            run.status.value,
+            run.letters.text,
+            run.counters,
+            rows,
+            tuple(bodies),
+            self.cancelled,
+            self.retried,
+        )
 
     def after(self, events: list[Event], *, body: Delivery | None = None, **flags: bool) -> World:
         store = self.store.copy()
@@ -80,7 +169,8 @@ class World:
         sent = (
             (*self.sent, *(event for event in events if isinstance(event, Report))) if body is not None else self.sent
         )
-        return World(store, bodies, sent, self.cancelled or "cancelled" in flags, self.retried or "retried" in flags)
+        cancelled, retried = self.cancelled or "cancelled" in flags, self.retried or "retried" in flags
+        return replace(self, store=store, bodies=bodies, sent=sent, cancelled=cancelled, retried=retried)
 
     def moves(self) -> Iterator[tuple[str, World]]:
         """Everything that can happen next."""
@@ -89,22 +179,33 @@ class World:
             if row.state is TaskState.READY and len(self.bodies) < WORKERS:
                 claimed = store.copy()
                 task = claimed.claim(node)
-                yield f"claim {node}", World(claimed, (*self.bodies, task), self.sent, self.cancelled, self.retried)
+                yield f"claim {node}", replace(self, store=claimed, bodies=(*self.bodies, task))
             elif row.state is TaskState.DELAYED:
                 woken = store.copy()
                 woken.wake(node)
-                yield f"wake {node}", World(woken, self.bodies, self.sent, self.cancelled, self.retried)
+                yield f"wake {node}", replace(self, store=woken)
             elif row.state is TaskState.LEASED:
                 expired = store.copy()
                 expired.apply([LeaseExpired(expired.end_lease(node))])
-                yield f"expire {node}", World(expired, self.bodies, self.sent, self.cancelled, self.retried)
+                yield f"expire {node}", replace(self, store=expired)
+            elif row.state is TaskState.WAITING and row.has_timer:
+                fired = store.copy()
+                fired.apply([TimerFired(node, "2026-01-01T00:00:00Z", row.attempt)])
+                yield f"fire {node}", replace(self, store=fired)
+        if store.run.status not in ENDED_RUN:
+            for name in store.plan.events if len(store.signals) < SIGNALS else ():
+                for dedupe in (None, "once"):
+                    told = store.copy()
+                    if told.apply([Signalled(name, "1", dedupe)]).made is not None:
+                        yield f"signal {name} {dedupe or ''}", replace(self, store=told)
         for body in self.bodies:
-            yield f"complete {body.node}", self.after([StepCompleted(body, "1")], body=body)
+            for output in self.outputs:
+                yield f"complete {body.node} with {output}", self.after([StepCompleted(body, output)], body=body)
             yield f"fail {body.node}", self.after([StepFailed(body, a_failure())], body=body)
             yield f"release {body.node}", self.after([StepReleased(body)], body=body)
         if len(self.bodies) == WORKERS:
             both: list[Event] = [StepCompleted(self.bodies[0], "1"), StepFailed(self.bodies[1], a_failure())]
-            yield "both", World(self.after(both).store, (), (*self.sent, *both), self.cancelled, self.retried)
+            yield "both", replace(self, store=self.after(both).store, bodies=(), sent=(*self.sent, *both))
         if not self.cancelled:
             for body in self.bodies:
                 yield (
@@ -127,9 +228,9 @@ class World:
             assert again.apply([event]).made is None, f"{event} counted twice"
 
 
-def explore(plan: Plan) -> tuple[int, int, int, bool]:
+def explore(plan: Plan, outputs: tuple[str, ...] = ("1",)) -> tuple[int, int, int, bool]:
     """Walks every state. Returns how many there are, transitions between them, the depth, and whether it got through."""
-    start = World(ModelStore.started(plan))
+    start = World(ModelStore.started(plan), outputs=outputs)
     seen = {start.key(): 0}
     ways: dict[int, list[int]] = {0: []}
     depths, ended = [0], [False]
@@ -182,7 +283,7 @@ def path(told: list[tuple[int, str]], number: int) -> list[str]:
 def test_every_state_keeps_the_invariants_and_can_end(name):
     """In every state that two workers can bring a small plan to the invariants hold, and from each the run can end."""
     began = time.monotonic()
-    states, transitions, depth, complete = explore(PLANS[name])
+    states, transitions, depth, complete = explore(PLANS[name], ("1", "2") if name in GUARDED else ("1",))
     took = time.monotonic() - began
     print(f"\n{name}: {states} states, {transitions} transitions, depth {depth}, {took:.1f} s, {complete=}")
     assert states >= LEAST[name]

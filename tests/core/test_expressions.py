@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from composer.core.expressions import Unreadable, render, select
 from composer.core.plan import INPUT
+from composer.core.values import Values
 from tests.builders import a_plan
 
 PLAN = a_plan({"a": [], "b": []})
@@ -22,9 +22,8 @@ JSON = st.recursive(
 )
 
 
-def values(**texts: str) -> Callable[[int], str]:
-    known: Mapping[int, str] = {INPUT if name == "input" else PLAN.index[name]: text for name, text in texts.items()}
-    return known.__getitem__
+def values(**texts: str) -> Values:
+    return Values("CC", {INPUT if name == "input" else PLAN.index[name]: text for name, text in texts.items()})
 
 
 @pytest.mark.parametrize(

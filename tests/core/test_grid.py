@@ -19,16 +19,21 @@ from composer.core.events import (
     CancelRequested,
     DeadlinePassed,
     Event,
+    ItemsSettled,
     LeaseExpired,
+    MapCounts,
     Report,
     RetryRequested,
     Scheduled,
+    Signalled,
     Started,
     StepCompleted,
     StepFailed,
     StepReleased,
     StepSnoozed,
     StepStopped,
+    StoredSignal,
+    TimerFired,
 )
 from composer.core.history import fold
 from composer.core.plan import INPUT, NodeOptions, Plan
@@ -36,7 +41,7 @@ from composer.core.retries import Retry
 from composer.core.snapshot import Counters, Letters, Snapshot
 from composer.core.states import ENDED_RUN, SETTLED, NodeState, RunStatus
 from composer.core.transition import NeedValues, Transition
-from tests.builders import a_delivery, a_failure, a_plan
+from tests.builders import a_delivery, a_failure, a_plan, says
 
 TIRED = {"failures": 99, "crashes": 99, "attempt": 100, "delivery": 300}
 DELIVERIES = {
@@ -64,6 +69,14 @@ OTHERS: dict[type, list[Event]] = {
     Scheduled: [Scheduled()],
     DeadlinePassed: [DeadlinePassed()],
     CancelRequested: [CancelRequested(), CancelRequested("why\ud800")],
+    TimerFired: [TimerFired(0, "2026-01-01T00:00:00Z"), TimerFired(1, "2026-01-01T00:00:00Z", 3)],
+    Signalled: [Signalled("go", "1"), Signalled("go", "null", "once"), Signalled("other", "1")],
+    ItemsSettled: [
+        ItemsSettled(0, MapCounts(3, completed=3, expanded=3)),
+        ItemsSettled(0, MapCounts(3, completed=1, failed=1, expanded=3, first_failed=2, error='{"kind":"error"}')),
+        ItemsSettled(0, MapCounts(3, failed=3, expanded=3, retries=4)),
+        ItemsSettled(0, MapCounts(3, completed=1, expanded=3)),
+    ],
     RetryRequested: [RetryRequested(), RetryRequested(rerun_stale=True), RetryRequested(adopted_plan=7)],
 }
 PLANS = {
@@ -72,6 +85,75 @@ PLANS = {
     "stubborn": a_plan({"a": [], "b": ["a"]}, every=NodeOptions(retries=Retry(None, 0.0))),
     "fast": a_plan({"a": [], "b": []}, fail_fast=True, every=NodeOptions(retries=Retry(2), on_crash="fail")),
     "joins": a_plan({"a": [], "b": ["settled:a"], "c": ["maybe:a", "after:b"], "d": ["either:a,b"]}),
+    "guards": a_plan(
+        {
+            "a": [],
+            "g": [],
+            "h": ["when:g"],
+            "i": [],
+            "b": ["when:h"],
+            "c": ["unless:g", "a"],
+            "d": ["settled:a", "when:i"],
+        },
+        guards={
+            "g": says("eq", "a/n", 1, kind="number"),
+            "h": says("is_none", "input/m"),
+            "i": says("eq", "settled:a/state", ("failed",), kind="text"),
+        },
+        output="settled:a",
+        fail_fast=True,
+    ),
+    "waits": Plan(
+        {
+            "format": 1,
+            "workflow": "shop",
+            "nodes": [
+                {
+                    "name": "w",
+                    "kind": "wait",
+                    "event": "go",
+                    "schema": {},
+                    "timeout": 5,
+                    "on_timeout": {"const": [1]},
+                    "args": {},
+                },
+                {
+                    "name": "v",
+                    "kind": "wait",
+                    "event": "go",
+                    "schema": {},
+                    "timeout": 5,
+                    "args": {},
+                    "after": [{"ref": "w"}],
+                },
+                {"name": "s", "kind": "sleep", "args": {"for": {"$": {"ref": "input", "path": ["n"]}}}},
+                {"name": "u", "kind": "sleep", "args": {"until": {"$": {"ref": "w"}}}},
+                {"name": "r", "kind": "race", "of": [{"ref": "v"}, {"ref": "u"}], "args": {}},
+            ],
+            "output": {"$": {"settled": [{"ref": "w"}]}},
+        }
+    ),
+    "map": Plan(
+        {
+            "format": 1,
+            "workflow": "shop",
+            "nodes": [
+                {
+                    "name": "m",
+                    "kind": "map",
+                    "step": "each",
+                    "over": "x",
+                    "args": {"x": {"$": {"ref": "input", "path": ["n"]}}},
+                },
+                {"name": "n", "kind": "map", "step": "each", "over": "x", "args": {"x": {"$": {"ref": "m"}}}},
+                {"name": "o", "kind": "step", "step": "o", "args": {"x": {"$": {"ref": "n", "path": [0]}}}},
+            ],
+            "output": {"$": {"settled_each": [{"ref": "m"}]}},
+        }
+    ),
+    "guard first": a_plan(
+        {"g": [], "a": ["when:g"], "b": ["unless:g"]}, guards={"g": says("eq", "input/n", 2, kind="number")}
+    ),
 }
 
 
@@ -94,11 +176,14 @@ def runs(plan: Plan) -> list[Snapshot]:
 
 def answer(plan: Plan, run: Snapshot, batch: list[Event]) -> Transition:
     """The decision, with values for everything it may ask for."""
-    decision = decide(plan, run, batch)
-    if isinstance(decision, NeedValues):
-        assert decision.nodes, "asked for nothing"
-        decision = decide(plan, run, batch, dict.fromkeys(decision.nodes, '{"n":1}'))
-    assert isinstance(decision, Transition), "asked twice"
+    values: dict[int, str] = {}
+    signals: dict[str, list[StoredSignal]] = {}
+    while isinstance(decision := decide(plan, run, batch, values, values, signals), NeedValues):
+        assert decision.nodes or decision.signals, "asked for nothing"
+        assert values.keys().isdisjoint(decision.nodes), "asked for what it was given"
+        assert signals.keys().isdisjoint(decision.signals), "asked for what it was given"
+        values |= dict.fromkeys(decision.nodes, '{"n":1}')
+        signals |= {name: [StoredSignal(7, name, "2", "once")] for name in decision.signals}
     return decision
 
 
@@ -123,9 +208,15 @@ def verify(plan: Plan, run: Snapshot, batch: list[Event], made: Transition) -> N
     tasks = [(change.node, change.item) for change in made.changes]
     assert len(set(tasks)) == len(tasks), "one task has one outcome"
     assert set(tasks).isdisjoint((start.node, start.item) for start in made.starts)
-    assert {made.run.letters[start.node] for start in made.starts} <= {NodeState.ACTIVE}
+    for start in made.starts:
+        expected = {NodeState.ACTIVE}
+        if not start.is_ready:
+            expected = (
+                {NodeState.WAITING, NodeState.MAPPING} if start.waits else {NodeState.COMPLETED, NodeState.FAILED}
+            )
+        assert made.run.letters[start.node] in expected
     if made.ends_run:
-        assert not made.starts
+        assert not any(start.is_ready or start.waits for start in made.starts), "an ended run has nothing open"
         assert not made.restarts
     for node in range(len(plan.nodes)):
         if run.letters[node] == "C" and run.status is RunStatus.RUNNING and run.version:
@@ -209,7 +300,7 @@ def shown(made: Transition) -> str:
 def digest() -> str:
     """One digest over the answers of the whole grid, and over what they would write."""
     total = hashlib.sha256()
-    for plan in (PLANS["output"], PLANS["joins"]):
+    for plan in (PLANS["output"], PLANS["joins"], PLANS["guards"]):
         total.update(f"{plan.text}{plan.shape}{plan.options_hash}".encode())
         for run, (_, event) in product(runs(plan)[::7], events()):
             total.update(shown(answer(plan, run, [event])).encode("utf-8", "surrogatepass"))

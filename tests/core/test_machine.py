@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,16 +20,18 @@ from composer.core.events import (
     LeaseExpired,
     Report,
     RetryRequested,
+    Signalled,
     StepCompleted,
     StepFailed,
     StepReleased,
     StepSnoozed,
     StepStopped,
+    TimerFired,
 )
-from composer.core.plan import Need, NodeOptions, Plan
+from composer.core.plan import Need, Node, NodeOptions, Plan, Term
 from composer.core.retries import Retry
 from composer.core.states import ENDED_RUN, RunStatus, TaskState
-from tests.builders import a_failure, a_plan
+from tests.builders import a_failure, a_plan, says
 from tests.core.model import ModelStore
 
 SEEN: Counter[str] = Counter()
@@ -35,32 +40,84 @@ LEAST = {
     "claim": 300,
     "applied": 300,
     "stale": 100,
-    "late": 20,
+    "late": 10,
     "duplicate": 50,
     "expiry": 50,
     "retry": 10,
     "batch": 100,
+    "yes": 20,
+    "no": 50,
+    "unevaluable": 5,
+    "handled": 5,
+    "fired": 20,
+    "signalled": 20,
 }
 
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    """A DAG of 3 to 12 nodes with plain and after dependencies and every option that decide() knows."""
+    """A DAG of 3 to 12 nodes with every kind of dependency, guards with their blocks, and every option decide() knows."""
     count = draw(st.integers(3, 12))
+    more = {"fail_fast": True} if draw(st.integers(0, 3)) == 0 else {}
     nodes: dict[str, list[str]] = {}
     options: dict[str, NodeOptions] = {}
+    guards: dict[str, dict[str, Any]] = {}
+    waits: dict[str, dict[str, Any]] = {}
     for i in range(count):
         # Few of the many earlier nodes: chains and diamonds rather than everything after everything.
-        needs = draw(st.sets(st.integers(max(0, i - 4), i - 1), max_size=3)) if i else set()
-        nodes[f"n{i:02}"] = [draw(st.sampled_from(["", "", "after:"])) + f"n{need:02}" for need in sorted(needs)]
-        options[f"n{i:02}"] = NodeOptions(
+        earlier = [f"n{need:02}" for need in range(max(0, i - 4), i)]
+        name, steps = f"n{i:02}", [each for each in earlier if each not in guards]
+        blocks = [
+            draw(st.sampled_from(["when:", "when:", "unless:"])) + each
+            for each in earlier
+            if each in guards and draw(st.integers(0, 3))
+        ]
+        if steps and draw(st.integers(0, 5)) < 2:
+            nodes[name] = blocks
+            read = draw(st.sampled_from(steps))
+            kinds = (
+                ["fails", "absent"] if more else ["fails", "absent", "large", "large", "large"]
+            )  # a guard that fails fast is told elsewhere
+            guards[name] = {
+                "fails": says("eq", f"settled:{read}/state", ("failed",), kind="text"),
+                "absent": says("is_none", f"maybe:{read}"),
+                "large": says("gt", read, 4, kind="number"),
+            }[draw(st.sampled_from(kinds))]
+            continue
+        needs = draw(st.sets(st.sampled_from(steps), max_size=3)) if steps else set()
+        if draw(st.integers(0, 4)) == 0:
+            # One event a wait: which of two takes a signal is told elsewhere.
+            order = st.sampled_from(["after:", "after:", "after:settled:"])
+            nodes[name] = [*(draw(order) + need for need in sorted(needs)), *blocks]
+            waits[name] = draw(
+                st.sampled_from([{"timeout": None}, {"timeout": 5}, {"timeout": 5, "on_timeout": {"const": 7}}])
+            )
+            continue
+        how = st.sampled_from(["", "", "", "after:", "after:", "maybe:", "settled:", "settled:", "after:settled:"])
+        nodes[name] = [*(draw(how) + need for need in sorted(needs)), *blocks]
+        if len(steps) > 1 and draw(st.integers(0, 4)) == 0:
+            nodes[name].append(f"either:{steps[-1]},{steps[0]}")
+        options[name] = NodeOptions(
             retries=Retry(draw(st.integers(1, 3)), draw(st.sampled_from([0.0, 0.0, 1.0]))),
             max_crashes=draw(st.integers(1, 3)),
             on_crash=draw(st.sampled_from(["retry", "retry", "fail"])),
         )
-    output = draw(st.sampled_from([None, f"n{count - 1:02}"]))
-    more = {"fail_fast": True} if draw(st.integers(0, 3)) == 0 else {}
-    return a_plan(nodes, output=output, node_options=options, **more)
+    last = [name for name in nodes if name not in guards][-1]
+    output = draw(st.sampled_from([None, last, f"maybe:{last}", f"settled:{last}", f"either:{last},n00"]))
+    plan = a_plan(nodes, guards=guards, output=output, node_options=options, **more)
+    made = [
+        {
+            **{k: v for k, v in node.items() if k != "step"},
+            "kind": "wait",
+            "event": node["name"],
+            "schema": {},
+            **waits[node["name"]],
+        }
+        if node["name"] in waits
+        else node
+        for node in plan.body["nodes"]
+    ]
+    return Plan({**plan.body, "nodes": made})
 
 
 def fence(task: Delivery) -> tuple[int, int]:
@@ -73,7 +130,8 @@ class Reference:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.ends: dict[int, str] = {}
-        """How nodes ended by their own doing: C or F."""
+        """How steps ended by their own doing: C or F."""
+        self.outputs: dict[int, str] = {}
         self.stopped: RunStatus | None = None
         self.left = ""
         """The letters that a stop left behind."""
@@ -82,33 +140,91 @@ class Reference:
         self.heard: dict[int, tuple[int, int]] = {}
         """Attempt and delivery that would be heard, by node."""
         self.leased: set[int] = set()
+        self.kept: dict[str, list[str]] = {}
+        """Payloads that nobody has taken yet, by event."""
 
     def letters(self) -> str:
-        if self.stopped:
-            return self.left
-        known: dict[int, str] = {}
+        return self.left if self.stopped else "".join(self.interpret()[0])
+
+    def interpret(self) -> tuple[list[str], dict[int, bool]]:
+        """Letters, and the answers of guards."""
+        known: list[str] = []
+        answers: dict[int, bool] = {}
         for node in self.plan.nodes:
-            if node.index in self.ends:
-                known[node.index] = self.ends[node.index]
-                continue
-            needs = [(term.need, known[n]) for term in node.terms for n in term.nodes]
-            if any(letter in ".A" for _, letter in needs):
-                letter = "."
-            elif any(letter == "F" or (letter == "S" and need is Need.PLAIN) for need, letter in needs):
-                letter = "S"
-            else:
-                letter = "A"
-            known[node.index] = letter
-        return "".join(known.values())
+            letter = self.ends.get(node.index) or self.verdict(node.terms, known, answers)
+            if letter == "A" and node.kind == "wait":
+                letter = "W"
+            if letter == "A" and node.kind == "guard":
+                answer = self.answer(node, known)
+                letter = "F" if answer is None else "C"
+                if answer is not None:
+                    answers[node.index] = answer
+            known.append(letter)
+        return known, answers
+
+    @staticmethod
+    def verdict(terms: Sequence[Term], known: Sequence[str], answers: Mapping[int, bool]) -> str:
+        """What becomes of a node with these dependencies: blocked, active or skipped."""
+        if any(known[n] in ".AW" for term in terms for n in term.nodes):
+            return "."
+        for term in terms:
+            ends = [known[n] for n in term.nodes]
+            match term.need:
+                case Need.SETTLED:
+                    fits = True
+                case Need.PLAIN:
+                    fits = ends == ["C"]
+                case Need.AFTER | Need.MAYBE:
+                    fits = ends != ["F"]
+                case Need.EITHER:
+                    fits = "F" not in ends and "C" in ends
+                case Need.GUARD_YES | Need.GUARD_NO:
+                    fits = ends == ["C"] and answers.get(term.nodes[0], True) is (term.need is Need.GUARD_YES)
+            if not fits:
+                return "S"
+        return "A"
+
+    def answer(self, node: Node, known: Sequence[str]) -> bool | None:
+        """What a guard says; None when it cannot say."""
+        condition, read = node.args["condition"]["$"], node.needs
+        asked = next(n for n in read if self.plan.nodes[n].kind != "guard")
+        match condition["op"]:
+            case "eq":
+                # A wait whose time was over has ended as "timed-out".
+                return known[asked] == "F" and self.plan.nodes[asked].kind == "step"
+            case "is_none":
+                return known[asked] == "S"
+            case _:
+                value = json.loads(self.outputs[asked])
+                return value > 4 if isinstance(value, int) else None
+
+    def unhandled(self) -> set[int]:
+        """Failed nodes that fail the run, or will: nobody who reads their outcome ran or may run, or somebody misses them."""
+        known, answers = self.interpret()
+        whole = ["C" if letter == "F" else letter for letter in known]
+        told = {".": ".", "A": "C", "S": "S"}[self.verdict(self.plan.output_terms, known, answers)]
+        readers = [(node.terms, known[node.index]) for node in self.plan.nodes] + [(self.plan.output_terms, told)]
+        found: set[int] = set()
+        for index, letter in enumerate(known):
+            if letter == "F":
+                reading = [(term.need, terms, end) for terms, end in readers for term in terms if index in term.nodes]
+                is_read = any(need is Need.SETTLED and end != "S" for need, _, end in reading)
+                is_missed = any(
+                    need is not Need.SETTLED and end == "S" and self.verdict(terms, whole, answers) == "A"
+                    for need, terms, end in reading
+                )
+                if is_missed or not is_read:
+                    found.add(index)
+        return found
 
     def status(self) -> RunStatus:
-        letters = self.letters()
         if self.stopped:
             return self.stopped
-        if set(letters) & set(".A"):
+        letters, answers = self.interpret()
+        if set(letters) & set(".AW"):
             return RunStatus.RUNNING
-        needed = [letters[n] for term in self.plan.output_terms for n in term.nodes]
-        return RunStatus.FAILED if "F" in letters or set(needed) - {"C"} else RunStatus.COMPLETED
+        has_output = self.verdict(self.plan.output_terms, letters, answers) == "A"
+        return RunStatus.FAILED if self.unhandled() or not has_output else RunStatus.COMPLETED
 
     def batch(self, events: list[Event]) -> bool:
         """Takes the events one after the other; returns whether any of them counted."""
@@ -131,17 +247,33 @@ class Reference:
         if isinstance(event, RetryRequested):
             if status is not RunStatus.FAILED:
                 return False
+            stale = self.stale() if event.rerun_stale else set[int]()
             self.stopped = None
-            self.ends = {node: end for node, end in self.ends.items() if end == "C"}
+            self.ends = {node: end for node, end in self.ends.items() if end == "C" and node not in stale}
             self.failures.clear()
             self.crashes.clear()
             self.heard.clear()
             self.leased.clear()
+            self.absorb()
             return True
         if status is not RunStatus.RUNNING:
             return False
         if isinstance(event, CancelRequested | DeadlinePassed):
             self.stop(RunStatus.CANCELLED if isinstance(event, CancelRequested) else RunStatus.FAILED, self.letters())
+            return True
+        if isinstance(event, Signalled):
+            self.kept.setdefault(event.name, []).append(event.payload)
+            self.absorb()
+            return True
+        if isinstance(event, TimerFired):
+            before = self.letters()
+            if before[event.node] != "W":
+                return False
+            stand_in = self.plan.nodes[event.node].on_timeout
+            self.ends[event.node] = "F" if stand_in is None else "C"
+            if stand_in is not None:
+                self.outputs[event.node] = json.dumps(stand_in["const"])
+            self.follow(event.node, before)
             return True
         assert isinstance(event, Report)
         node = event.task.node
@@ -160,19 +292,60 @@ class Reference:
         del self.heard[node]
         if isinstance(event, StepCompleted):
             self.ends[node] = "C"
+            self.outputs[node] = event.output
         elif isinstance(event, StepFailed | LeaseExpired):
             self.failures[node] += 1
             assert options.retries.attempts is not None
             final = isinstance(event, StepFailed) and not event.retryable
             if final or self.failures[node] >= options.retries.attempts:
                 self.ends[node] = "F"
-                if self.plan.fail_fast:
-                    self.stop(RunStatus.FAILED, before)
+        self.follow(node, before)
         return True
+
+    def follow(self, node: int, before: str) -> None:
+        """What comes of a node's end: a stop, or waits that begin and find their event there."""
+        if self.ends.get(node) == "F" and self.plan.fail_fast and not self.is_read_settled(node):
+            self.stop(RunStatus.FAILED, before)
+            return
+        self.absorb()
+        if self.plan.fail_fast and self.status() is RunStatus.RUNNING and self.unhandled():
+            self.stop(RunStatus.FAILED, self.letters())
+
+    def absorb(self) -> None:
+        """Waits that have begun take the events that are there, and so on."""
+        while True:
+            letters = self.interpret()[0]
+            ready = [n for n in self.plan.nodes if letters[n.index] == "W" and self.kept.get(n.event)]
+            if not ready:
+                return
+            for node in ready:
+                self.ends[node.index], self.outputs[node.index] = "C", self.kept[node.event].pop(0)
+
+    def is_read_settled(self, node: int) -> bool:
+        """Whether anybody could handle a failure of the node."""
+        every = [*(term for each in self.plan.nodes for term in each.terms), *self.plan.output_terms]
+        return any(term.need is Need.SETTLED and node in term.nodes for term in every)
+
+    def stale(self) -> set[int]:
+        """What a retry could change, through data or through the answers of guards."""
+        changing = {index for index, letter in enumerate(self.letters()) if letter != "C"}
+        while True:
+            more = {
+                node.index
+                for node in self.plan.nodes
+                for term in node.terms
+                if not changing.isdisjoint(term.nodes)
+                if node.kind == "guard"
+                or not changing.isdisjoint(node.reads)
+                or term.need in (Need.GUARD_YES, Need.GUARD_NO)
+            }
+            if more <= changing:
+                return changing
+            changing |= more
 
     def stop(self, status: RunStatus, before: str) -> None:
         """What was open is cancelled at once: a failure that stops the run skips nothing any more."""
-        self.left = "".join(self.ends.get(i, "S" if letter == "S" else "X") for i, letter in enumerate(before))
+        self.left = "".join(self.ends.get(i, letter if letter in "SCF" else "X") for i, letter in enumerate(before))
         self.stopped = status
 
 
@@ -213,7 +386,7 @@ class Runs(RuleBasedStateMachine):
                 self.wake(pick)
             if self.in_state(TaskState.READY):
                 self.claim(pick, 1)
-                self.happens([StepCompleted(self.bodies[-1], f'"{pick}"')])
+                self.happens([StepCompleted(self.bodies[-1], str(pick % 10) if pick % 4 else '"some"')])
 
     @precondition(lambda self: self.store.run.status in (RunStatus.COMPLETED, RunStatus.CANCELLED))
     @rule(plan=plans())
@@ -225,6 +398,21 @@ class Runs(RuleBasedStateMachine):
     def wake(self, pick: int) -> None:
         delayed = self.in_state(TaskState.DELAYED)
         self.store.wake(delayed[pick % len(delayed)])
+
+    @precondition(lambda self: any(self.store.rows[node].has_timer for node in self.in_state(TaskState.WAITING)))
+    @rule(pick=st.integers(0, 99))
+    def fire(self, pick: int) -> None:
+        due = [node for node in self.in_state(TaskState.WAITING) if self.store.rows[node].has_timer]
+        node = due[pick % len(due)]
+        SEEN["fired"] += 1
+        self.happens([TimerFired(node, "2026-01-01T00:00:00Z", self.store.rows[node].attempt)])
+
+    @precondition(lambda self: self.store.plan.events and len(self.store.signals) < 8)
+    @rule(pick=st.integers(0, 99), payload=st.sampled_from(["1", "7", '"some"']))
+    def signal(self, pick: int, payload: str) -> None:
+        names = sorted(self.store.plan.events)
+        SEEN["signalled"] += 1
+        self.happens([Signalled(names[pick % len(names)], payload)])
 
     @precondition(lambda self: self.bodies)
     @rule(data=st.data())
@@ -304,7 +492,7 @@ class Runs(RuleBasedStateMachine):
     def a_report_of(self, task: Delivery, data: st.DataObject) -> Report:
         match data.draw(st.integers(0, 9)):
             case 0 | 1 | 2 | 3:
-                return StepCompleted(task, f'"{task.node} {task.attempt} {task.delivery}"')
+                return StepCompleted(task, data.draw(st.sampled_from(["1", "7", '"some"'])))
             case 4 | 5:
                 return StepFailed(task, a_failure())
             case 6:
@@ -336,6 +524,13 @@ class Runs(RuleBasedStateMachine):
         SEEN["stale"] += any(reason == "stale" for _, reason in outcome.dropped)
         SEEN["late"] += expected and late
         SEEN[self.store.run.status.value] += expected and self.store.run.status in ENDED_RUN
+        if outcome.made is not None:
+            for word, said in (("yes", True), ("no", False)):
+                SEEN[word] += sum(answer is said for answer in outcome.made.history.get("guards", {}).values())
+            SEEN["unevaluable"] += len(outcome.made.history.get("unevaluable", {}))
+            SEEN["handled"] += (
+                "F" in outcome.made.run.letters.text and not self.reference.stopped and not self.reference.unhandled()
+            )
 
     # -- what holds ----------------------------------------------------------------------------------------
     @invariant()
@@ -343,6 +538,11 @@ class Runs(RuleBasedStateMachine):
         run, reference = self.store.run, self.reference
         assert run.letters.text == reference.letters()
         assert run.status is reference.status()
+        if run.status is RunStatus.FAILED and not reference.stopped and reference.unhandled():
+            assert run.counters.first_failure in reference.unhandled(), (
+                "the run's error is of a failure that was handled"
+            )
+            assert json.loads(self.store.error or "")["node"] == self.store.plan.nodes[run.counters.first_failure].name
         for node, row in self.store.rows.items():
             if row.is_open:
                 assert (row.failures, row.crashes) == (reference.failures[node], reference.crashes[node])
@@ -352,7 +552,7 @@ class Runs(RuleBasedStateMachine):
         self.store.check()
 
 
-Runs.TestCase.settings = settings(max_examples=80, stateful_step_count=50, report_multiple_bugs=False)
+Runs.TestCase.settings = settings(max_examples=120, stateful_step_count=50, report_multiple_bugs=False)
 TestRuns = Runs.TestCase
 
 

@@ -65,25 +65,39 @@ def test_terms_of_every_join():
             "nodes": [
                 {"name": "a", "kind": "step"},
                 {"name": "b", "kind": "step"},
+                {"name": "g", "kind": "guard", "args": {"condition": {"$": {"op": "not", "args": [{"ref": "a"}]}}}},
+                {"name": "h", "kind": "guard", "args": {"condition": {"$": {"op": "gt", "args": [{"settled": [{"ref": "b"}]}, {"const": 3}]}}}},
                 {
                     "name": "c",
                     "kind": "step",
                     "args": {"x": [{"$": {"either": [{"ref": "a"}, {"ref": "b"}]}}, {"$": {"settled_each": [{"ref": "a"}]}}]},
                     "after": [{"settled": [{"ref": "b"}]}],
-                    "when": [{"op": ">", "args": [{"ref": "a", "path": ["n"]}, {"const": 3}]}],
+                    "when": [{"guard": "g", "is": True}, {"guard": "h", "is": False}],
                 },
             ],
             "output": {"$": {"maybe": [{"ref": "b"}]}},
         }
     )  # fmt: skip
-    assert plan.nodes[2].terms == (
+    assert plan.nodes[2].terms == (Term(Need.PLAIN, (0,)),)
+    assert plan.nodes[3].terms == (Term(Need.SETTLED, (1,)),)
+    assert plan.nodes[4].terms == (
         Term(Need.EITHER, (0, 1)),
-        Term(Need.SETTLED, (0,)),
-        Term(Need.SETTLED, (1,)),
         Term(Need.PLAIN, (0,)),
+        Term(Need.SETTLED, (1,)),
+        Term(Need.GUARD_YES, (2,)),
+        Term(Need.GUARD_NO, (3,)),
     )
+    assert (plan.nodes[4].reads, plan.nodes[4].reads_settled) == ((0, 1), (1,))
+    assert plan.handleable == {1}
     assert plan.output_terms == (Term(Need.MAYBE, (1,)),)
     assert plan.output_reads == (1,)
+
+
+def test_either_with_the_input_always_has_a_branch():
+    """The run's input is always there, so what reads it beside others waits for them and is not skipped with them."""
+    plan = a_plan({"a": [], "b": ["either:a,input"], "c": ["maybe:input", "settled:input"]})
+    assert [node.terms for node in plan.nodes] == [(), (Term(Need.MAYBE, (0,)),), ()]
+    assert plan.nodes[1].reads == (0, INPUT)
 
 
 def test_symbols_pass_over_quoted_data():

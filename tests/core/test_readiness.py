@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 
 from composer.core.plan import Need, Term
-from composer.core.readiness import JOIN_TABLE, Standing, is_handled, standing
+from composer.core.readiness import JOIN_TABLE, NO, Fate, Standing, fate, join_table_markdown, standing
 from composer.core.states import SETTLED, NodeState, RunStatus
 from tests.builders import a_plan, completed, failed
 from tests.core.model import ModelStore
@@ -30,7 +31,8 @@ OPEN = "".join(state for state in NodeState if state not in SETTLED)
 def test_table_has_a_row_for_every_need():
     """Every way of depending has its row, with a cell for each way a node ends in a running run."""
     assert set(JOIN_TABLE) == set(Need)
-    assert all(set(row) == set("CSFX") for row in JOIN_TABLE.values())
+    for need, row in JOIN_TABLE.items():
+        assert set(row) == {*"CSFX"} | ({NO} if need in (Need.GUARD_YES, Need.GUARD_NO) else set())
 
 
 @pytest.mark.parametrize("need", EXPECTED, ids=lambda need: need.value)
@@ -78,10 +80,48 @@ def test_no_dependency_runs():
 def test_failure_is_handled_by_a_reader_that_ran():
     """A failure is handled when a node that reads it through settled() ran, and by nothing else."""
     settled, plain, other = [Term(Need.SETTLED, (0,))], [Term(Need.PLAIN, (0,))], [Term(Need.SETTLED, (1,))]
-    assert [is_handled(0, [(settled, letter)]) for letter in "CFSX.A"] == [True, True, False, False, False, False]
-    assert not is_handled(0, [])
-    assert not is_handled(0, [(plain, "C"), (other, "C")])
-    assert is_handled(0, [(plain, "S"), (settled, "C")])
+    assert [fate(0, [(settled, letter)], "F" + letter) for letter in "CFASX."] == [
+        Fate.HANDLED, Fate.HANDLED, Fate.HANDLED, Fate.UNHANDLED, Fate.UNHANDLED, Fate.OPEN,
+    ]  # fmt: skip
+    assert fate(0, [], "F") is Fate.UNHANDLED
+    assert fate(0, [(plain, "S"), (other, "C")], "FCSC") is Fate.UNHANDLED
+
+
+def test_failure_is_not_handled_when_another_reader_was_skipped_for_it():
+    """A node that was skipped for want of the failed node's output outweighs any reader through settled()."""
+    settled = [Term(Need.SETTLED, (0,))]
+    for need in (Need.PLAIN, Need.AFTER, Need.MAYBE, Need.EITHER):
+        assert fate(0, [([Term(need, (0,))], "S"), (settled, "C")], "FSC") is Fate.UNHANDLED
+        assert fate(0, [([Term(need, (0,))], "."), (settled, "C")], "F.C") is Fate.HANDLED
+
+
+def test_reader_that_would_have_been_skipped_anyway_does_not_count():
+    """A plain reader in a block that was not taken, or that lacks something else too, leaves the failure handled."""
+    settled = [Term(Need.SETTLED, (0,))]
+    in_block = [Term(Need.PLAIN, (0,)), Term(Need.GUARD_YES, (1,))]
+    assert fate(0, [(in_block, "S"), (settled, "C")], "FCSC", no=(1,)) is Fate.HANDLED
+    assert fate(0, [(in_block, "S"), (settled, "C")], "FCSC") is Fate.UNHANDLED
+    lacking = [Term(Need.PLAIN, (0,)), Term(Need.PLAIN, (1,))]
+    assert fate(0, [(lacking, "S"), (settled, "C")], "FSSC") is Fate.HANDLED
+    assert fate(0, [(lacking, "S"), (settled, "C")], "FFSC") is Fate.UNHANDLED
+
+
+@pytest.mark.parametrize(
+    ("need", "cells"), [(Need.GUARD_YES, (RUN, SKIP, SKIP, SKIP, SKIP)), (Need.GUARD_NO, (SKIP, RUN, SKIP, SKIP, SKIP))]
+)
+def test_cell_of_a_guard(need, cells):
+    """A block is taken by the one answer; a guard that was skipped, failed or cancelled takes neither branch."""
+    told = [
+        standing([Term(need, (0,))], letter, no) for letter, no in (("C", ()), ("C", (0,)), *((x, ()) for x in "SFX"))
+    ]
+    assert tuple(told) == cells
+
+
+def test_docs_have_the_table_as_it_is():
+    """The join table of the docs is the one that decides."""
+    text = (Path(__file__).parents[2] / "docs/how-it-works.md").read_text()
+    begin, end = "<!-- join table: begin -->\n", "<!-- join table: end -->"
+    assert text.partition(begin)[2].partition(end)[0] == join_table_markdown()
 
 
 def run_of(nodes: dict[str, list[str]], **outcomes: str) -> ModelStore:

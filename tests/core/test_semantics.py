@@ -6,6 +6,7 @@ import ast
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from composer.core.retries import Retry
 from composer.core.snapshot import Snapshot
 from composer.core.states import RunStatus, TaskState
 from composer.core.transition import Transition
-from tests.builders import a_delivery, a_failure, a_plan, a_run, completed, failed, tried
+from tests.builders import a_delivery, a_failure, a_plan, a_run, completed, failed, says, tried
 from tests.core.model import ModelStore
 from tests.core.semantics import NOT_BUILT_YET, ROWS
 
@@ -74,6 +75,78 @@ def letters(store: ModelStore) -> str:
     return store.run.letters.text
 
 
+def ends(store: ModelStore) -> dict[str, str]:
+    """Letter by node."""
+    store.check()
+    return {node.name: store.run.letters[node.index].value for node in store.plan.nodes}
+
+
+def work(store: ModelStore, *fails: str, **outputs: str) -> ModelStore:
+    """Every node that starts completes, but for those that are to fail, until the run ends."""
+    while store.run.status is RunStatus.RUNNING:
+        index = next(node for node, row in store.rows.items() if row.is_open)
+        task, name = store.claim(index), store.plan.nodes[index].name
+        store.apply([failed(task) if name in fails else completed(task, outputs.get(name, f'"{name}"'))])
+        store.check()
+    return store
+
+
+def big(node: str = "input") -> dict[str, Any]:
+    """The condition that something is over 5."""
+    return says("gt", f"{node}/n", 5, kind="number")
+
+
+def test_row_6_either_of_two_takes_the_first():
+    """Of two branches that both completed, either() is the first argument's value, whichever ended first."""
+    store = ModelStore.started(a_plan({"a": [], "b": []}, output="either:b,a"))
+    store.apply([completed(store.claim(0), "1")])
+    store.apply([completed(store.claim(1), "2")])
+    assert (letters(store), store.output) == ("CC", "2")
+
+
+def test_row_7_either_is_no_fallback():
+    """either() over a branch that failed is skipped and the run fails by it; a condition on its outcome is the fallback."""
+    store = work(ModelStore.started(a_plan({"a": [], "b": [], "c": ["either:a,b"]})), "b")
+    assert ends(store) == {"a": "C", "b": "F", "c": "S"}
+    assert (store.run.status, json.loads(store.error or "")["node"]) == (RunStatus.FAILED, "b")
+    broken = says("eq", "settled:b/state", ("failed",), kind="text")
+    nodes = {"b": [], "g": [], "spare": ["when:g"], "use": ["b", "unless:g"]}
+    plan = a_plan(nodes, guards={"g": broken}, output="either:spare,use")
+    store = work(ModelStore.started(plan), "b")
+    assert ends(store) == {"b": "F", "g": "C", "spare": "C", "use": "S"}
+    assert (store.run.status, store.output, store.error) == (RunStatus.COMPLETED, '"spare"', None)
+    store = work(ModelStore.started(plan))
+    assert ends(store) == {"b": "C", "g": "C", "spare": "S", "use": "C"}
+    assert (store.run.status, store.output) == (RunStatus.COMPLETED, '"use"')
+
+
+def test_row_8_either_of_nothing_is_skipped():
+    """A node that reads either() of branches that were all skipped is skipped, and nothing has failed."""
+    nodes = {"g": [], "a": ["when:g"], "b": ["when:g"], "c": ["either:a,b"]}
+    store = ModelStore.started(a_plan(nodes, guards={"g": big()}), text='{"n": 1}')
+    assert ends(store) == {"g": "C", "a": "S", "b": "S", "c": "S"}
+    assert store.run.status is RunStatus.COMPLETED
+
+
+def test_row_11_reader_in_a_block_not_taken():
+    """A settled() reader that was skipped has handled nothing: the run fails by the node it would have read."""
+    plan = a_plan({"a": [], "g": [], "b": ["settled:a", "when:g"]}, guards={"g": big()})
+    store = work(ModelStore.started(plan, text='{"n": 1}'), "a")
+    assert ends(store) == {"a": "F", "g": "C", "b": "S"}
+    assert (store.run.status, json.loads(store.error or "")["node"]) == (RunStatus.FAILED, "a")
+    assert work(ModelStore.started(plan, text='{"n": 6}'), "a").run.status is RunStatus.COMPLETED
+
+
+def test_row_12_plain_reading_is_not_handling():
+    """The plain reader is skipped, the settled() reader runs, and the run fails once everything has settled."""
+    store = ModelStore.started(a_plan({"a": [], "b": ["a"], "c": ["settled:a"]}))
+    store.apply([failed(store.claim(0))])
+    assert (letters(store), store.run.status) == ("FSA", RunStatus.RUNNING)
+    store.apply([completed(store.claim(2))])
+    assert (letters(store), store.run.status) == ("FSC", RunStatus.FAILED)
+    assert json.loads(store.error or "")["node"] == "a"
+
+
 def test_row_13_after_is_order_only():
     """after(x) runs when x completed or was skipped, not when it failed; after(settled(x)) runs in each case."""
     store = ModelStore.started(
@@ -97,6 +170,55 @@ def test_row_18_readers_of_a_failed_node_are_skipped():
     store.check()
     assert store.run.status is RunStatus.FAILED
     assert json.loads(store.error or "")["node"] == "a"
+    nodes = {"a": [], "g": [], "b": ["when:g"], "c": ["unless:g"]}
+    store = work(ModelStore.started(a_plan(nodes, guards={"g": big("a")})), "a")
+    assert ends(store) == {"a": "F", "g": "S", "b": "S", "c": "S"}
+    assert (store.run.status, json.loads(store.error or "")["node"]) == (RunStatus.FAILED, "a")
+
+
+def test_row_14_data_for_two_blocks():
+    """One node's value may decide two blocks and be read in both; each condition is answered for itself."""
+    guards = {"g": big("a"), "h": says("lt", "a/n", 100, kind="number")}
+    nodes = {"a": [], "g": [], "h": [], "b": ["a", "when:g"], "c": ["a", "when:h"]}
+    for n, expected in ((1, "CCCSC"), (50, "CCCCC"), (100, "CCCCS")):
+        store = work(ModelStore.started(a_plan(nodes, guards=guards)), a=json.dumps({"n": n}))
+        assert "".join(ends(store)[name] for name in nodes) == expected
+        assert store.run.status is RunStatus.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "expected"), [(1, 9, "CSSSC"), (9, 1, "CCSCS"), (9, 9, "CCCSS"), (1, None, "CSSSC")]
+)
+def test_row_15_blocks_inside_blocks(outer, inner, expected):
+    """An inner block is taken when both say yes; if the outer says no the inner is not even asked, nor its otherwise()."""
+    nodes = {"g": [], "h": ["when:g"], "b": ["when:g", "when:h"], "c": ["when:g", "unless:h"], "d": ["unless:g"]}
+    guards = {"g": says("gt", "input/a", 5, kind="number"), "h": says("gt", "input/b", 5, kind="number")}
+    store = ModelStore.started(a_plan(nodes, guards=guards), text=json.dumps({"a": outer, "b": inner}))
+    assert "".join(ends(work(store))[name] for name in nodes) == expected
+    assert store.run.status is RunStatus.COMPLETED
+
+
+def test_row_16_otherwise_is_the_other_answer():
+    """otherwise() is taken when its condition said no; an else-if when those before said no and its own yes."""
+    nodes = {"g": [], "h": ["unless:g"], "a": ["when:g"], "b": ["unless:g", "when:h"], "c": ["unless:g", "unless:h"]}
+    guards = {"g": big(), "h": says("gt", "input/n", 3, kind="number")}
+    taken = {}
+    for n in (6, 4, 2):
+        store = work(ModelStore.started(a_plan(nodes, guards=guards), text=json.dumps({"n": n})))
+        taken[n] = [name for name in "abc" if ends(store)[name] == "C"]
+        assert store.run.status is RunStatus.COMPLETED
+    assert taken == {6: ["a"], 4: ["b"], 2: ["c"]}
+
+
+def test_row_17_guard_over_a_skipped_value():
+    """A condition that reads a skipped value is skipped with both branches; maybe() decides on the absence."""
+    nodes = {"g": [], "x": ["when:g"], "h": [], "b": ["when:h"], "c": ["unless:h"]}
+    store = ModelStore.started(a_plan(nodes, guards={"g": big(), "h": big("x")}), text='{"n": 1}')
+    assert ends(store) == {"g": "C", "x": "S", "h": "S", "b": "S", "c": "S"}
+    assert store.run.status is RunStatus.COMPLETED
+    plan = a_plan(nodes, guards={"g": big(), "h": says("is_none", "maybe:x")})
+    store = work(ModelStore.started(plan, text='{"n": 1}'))
+    assert ends(store) == {"g": "C", "x": "S", "h": "C", "b": "C", "c": "S"}
 
 
 def test_row_19_null_is_a_value():
@@ -136,6 +258,25 @@ def test_row_32_output_is_a_template(output, text):
     store = ModelStore.started(a_plan({"a": []}, output=output))
     store.apply([completed(store.claim(0), '{"n": 1}')])
     assert store.output == text
+
+
+def test_row_33_no_branch_no_output():
+    """A run whose output is either() of branches that were all skipped fails with code no-output."""
+    nodes = {"g": [], "a": ["when:g"], "b": ["a"]}
+    store = ModelStore.started(a_plan(nodes, guards={"g": big()}, output="either:a,b"), text='{"n": 1}')
+    assert ends(store) == {"g": "C", "a": "S", "b": "S"}
+    assert (store.run.status, json.loads(store.error or "")["code"]) == (RunStatus.FAILED, "no-output")
+    store = work(ModelStore.started(a_plan(nodes, guards={"g": big()}, output="maybe:b"), text='{"n": 1}'))
+    assert (store.run.status, store.output) == (RunStatus.COMPLETED, "null")
+
+
+def test_row_34_outcome_as_output():
+    """A failed node that the output reads through settled() is an Outcome in it, and the run completes."""
+    store = work(ModelStore.started(a_plan({"a": []}, output="settled:a")), "a")
+    assert store.run.status is RunStatus.COMPLETED
+    made = json.loads(store.output or "")
+    assert (made["state"], made["value"], made["error"]["message"]) == ("failed", None, "no")
+    assert store.error is None
 
 
 def test_row_37_cancel_of_a_running_run():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,11 +14,16 @@ import pytest
 
 from composer import AsyncClient, Settings, Worker, step, workflow
 from composer.apply import Applier
+from composer.coordinator.timers import fire_due
 from composer.core.events import StepReleased
-from composer.ports.store import Beat, RunCommit
-from composer.postgres.encode import encode_one, encode_start, encode_start_one, encode_steps
+from composer.core.items import item_changes, items_of
+from composer.core.plan import Plan
+from composer.core.values import Values
+from composer.ports.store import Beat, ItemCommit, MapPage, RunCommit
+from composer.postgres.encode import encode_items, encode_one, encode_page, encode_start, encode_start_one, encode_steps
 from composer.postgres.store import PostgresStore
 from tests.contract.driver import Driver, a_plan, done, opened
+from tests.contract.test_map_items import a_map, mapping
 from tests.postgres.observed import ObservedStore, until
 
 
@@ -194,6 +200,7 @@ async def test_chain_on_one_worker_costs_its_steps_and_the_start(store: Observed
     """A chain started beside its worker sends one start and one commit a step, and nothing else for the run."""
     async with a_worker(store) as worker, AsyncClient(store=worker.store) as client:
         assert await (await client.start(chain, 0)).result(timeout=10) == LINKS - 1
+        await until(lambda: worker.loop.is_idle)
         store.sent.clear()
         assert await (await client.start(chain, 5)).result(timeout=10) == LINKS + 4
         await until(lambda: worker.loop.is_idle)
@@ -338,7 +345,7 @@ async def test_step_through_the_outbox_writes_one_row_more(store: ObservedStore,
     commit = await driver.commit_of(await driver.head(run_id), done(await driver.claim_one()))
     written = await rows_written(store, name, *encoded(name, store.namespace, commit))
     assert written == {"runs": (0, 1, 0), "tasks": (1, 1, 0), "history": (1, 0, 0), "outbox": (1, 0, 0)}
-    written = await rows_written(store, "claim", store.namespace, ["default"], ["b"], 10, "w", 15.0)
+    written = await rows_written(store, "claim", store.namespace, ["default"], ["b"], 10, "w", 15.0, 0)
     assert written == {"tasks": (0, 1, 0), "outbox": (0, 0, 1)}
 
 
@@ -373,3 +380,103 @@ async def test_nobody_asleep_nobody_notified(store: ObservedStore, name: str) ->
         commit = await driver.commit_of(await driver.head(run.run_id), done(await driver.claim_one()))
         assert await notified(name, *encoded(name, store.namespace, commit)) == asleep
         await driver.claim()
+
+
+# -- maps ----------------------------------------------------------------------------------------------------------
+
+
+async def test_items_of_any_number_of_runs_are_one_statement(store: ObservedStore) -> None:
+    """Forty items of four maps are claimed with one statement and reported with one; the ends of all four are one more."""
+    driver = Driver(store)
+    runs = [await mapping(driver, list(range(10))) for _ in range(4)]
+    store.sent.clear()
+    claimed = await driver.claim(40, steps={"each"})
+    assert store.names() == {"claim": 1}
+    assert len(claimed) == 40
+    store.sent.clear()
+    applier = Applier(store, owner="w")
+    for task in claimed:
+        await applier.remember(task)
+    batch = {run_id: [done(task) for task in claimed if task.run.run_id == run_id] for run_id in runs}
+    half = {run_id: reports[:5] for run_id, reports in batch.items()}
+    await applier.apply(half)
+    assert store.names() == {"commit_items": 1}
+    store.sent.clear()
+    await applier.apply({run_id: reports[5:] for run_id, reports in batch.items()})
+    assert store.names() == {"commit_items": 1, "commit_rare": 1}
+
+
+async def test_start_of_a_map_is_one_statement(store: ObservedStore) -> None:
+    """A run that begins with a map starts with one statement, and its items are stored with one a thousand."""
+
+    @step(name="same")
+    async def same(n: int) -> int:
+        return n
+
+    @workflow(name="wide")
+    def wide(numbers: list[int]) -> list[int]:
+        return same.map(numbers)
+
+    async with AsyncClient(store=store) as client:
+        await client.start(wide, [1])
+        store.sent.clear()
+        await client.start(wide, list(range(2_500)))
+        assert store.names() == {"start": 1}
+        store.sent.clear()
+        await fire_due(store)
+        assert store.names()["expand_map"] == 1 + 3
+
+
+async def test_waits_cost_one_statement(store: ObservedStore) -> None:
+    """Waits that a start or a report begins are in its one statement; all timers due in a pass are one commit."""
+    driver, body = Driver(store), [
+        {"name": "a", "kind": "step", "step": "a", "args": {}},
+        {"name": "s", "kind": "sleep", "args": {"for": 60}},
+        {"name": "w", "kind": "wait", "event": "go", "schema": {}, "timeout": 60, "on_timeout": {"const": 1}, "args": {}},
+        {"name": "t", "kind": "sleep", "args": {"until": "2099-01-01T00:00:00Z"}, "after": [{"ref": "a"}]},
+    ]  # fmt: skip
+    plan = Plan({"format": 1, "workflow": "waits", "params": {}, "nodes": body, "output": None})
+    news = [await driver.new(plan) for _ in range(10)]
+    store.sent.clear()
+    await store.start_runs(news)
+    assert store.names() == {"start": 1}
+    claimed = await driver.claim()
+    assert len(claimed) == 10
+    applier = Applier(store, owner="w")
+    for task in claimed:
+        await applier.remember(task)
+    store.sent.clear()
+    await applier.apply({task.run.run_id: [done(task)] for task in claimed})
+    assert sum(store.names().values()) == 1
+    await driver.later(61)
+    await fire_due(store)
+    assert {(await driver.head(each.run_id)).snapshot.letters.text for each in news} == {"CCCW"}
+    # Twenty timers of ten runs, in this pass: one look that finds them, and one commit.
+    await driver.start(plan)
+    await driver.later(61)
+    store.sent.clear()
+    await fire_due(store)
+    assert (store.names()["due_waits"], store.names()["commit_rare"]) == (1, 1)
+
+
+async def test_an_item_is_one_row_written_three_times(store: ObservedStore) -> None:
+    """Stored, claimed, reported: each time its one row, with an outbox row that the claim deletes, and a row of history a batch."""
+    driver = Driver(store)
+    plan = a_map()
+    run_id = await driver.start(plan)
+    (task,) = await driver.claim(10, steps={"items"})
+    await driver.apply(run_id, done(task, json.dumps(list(range(100)))))
+    found = items_of(plan, plan.nodes[1], Values("C..", {0: json.dumps(list(range(100)))}))
+    page = MapPage(run_id, plan, 1, 0, 100, found.texts[:50], 0, 0, found.digest)
+    stored = await rows_written(store, "expand_map", *encode_page(store.namespace, page))
+    # The map's own task is told when to look again.
+    assert stored == {
+        "tasks": (50, 1, 0), "outbox": (50, 0, 0), "maps": (1, 0, 0), "runs": (0, 1, 0), "history": (1, 0, 0),
+    }  # fmt: skip
+    claim = (store.namespace, ["default"], ["each"], 50, "w", 15.0, 0)
+    assert await rows_written(store, "claim", *claim) == {"tasks": (0, 50, 0), "outbox": (0, 0, 50)}
+    claimed = [task for task in await store.leased_to("w", [run_id]) if task.task.item >= 0]
+    assert len(claimed) == 50
+    commit = ItemCommit(run_id, plan, item_changes(plan, [done(task) for task in claimed]))
+    reported = await rows_written(store, "commit_items", *encode_items(store.namespace, [commit]))
+    assert reported == {"tasks": (0, 50, 0), "maps": (0, 1, 0), "runs": (0, 1, 0), "history": (1, 0, 0)}

@@ -15,11 +15,15 @@ import asyncpg
 import pytest
 
 from composer.core.events import CancelRequested, LeaseExpired, RetryRequested, StepReleased, StepSnoozed
-from composer.core.plan import INPUT
-from composer.ports.store import Beat, ClaimedTask
+from composer.core.items import item_changes, items_of
+from composer.core.plan import INPUT, part_code
+from composer.core.states import RunStatus
+from composer.core.values import Values
+from composer.ports.store import Beat, ClaimedTask, ItemCommit, MapPage, RunQuery
 from composer.postgres.partitions import lower_bound, month_after
 from composer.postgres.store import SESSION, PostgresStore
 from tests.contract.driver import Driver, a_plan, done, failed
+from tests.contract.test_map_items import a_map
 from tests.servers import Server
 
 TASKS = 50_000
@@ -111,7 +115,7 @@ def rows_read(node: dict[str, Any]) -> float:
     return (node["Actual Rows"] + removed) * node["Actual Loops"]
 
 
-BIG = {"runs", "tasks", "outbox", "history", "run_keys"}
+BIG = {"runs", "tasks", "outbox", "history", "run_keys", "maps", "signals"}
 
 
 def check(plans: list[tuple[str, dict[str, Any]]], most: int) -> None:
@@ -226,6 +230,7 @@ async def test_plans_made_on_empty_tables_read_what_the_batch_holds(store: Expla
     await store.leased_to("w", ids)
     await store.next_due_in()
     await store.due_runs(BATCH)
+    await store.unknown_steps(queues=["default"], steps=["a"], limit=BATCH)
     check(store.plans, 5 * BATCH)
 
 
@@ -268,6 +273,185 @@ async def test_rare_commits_read_what_the_batch_holds(store: ExplainingStore) ->
     store.plans.clear()
     assert {answer.verdict for answer in (await store.commit(commits)).answers} == {"won"}
     check(store.plans, 4 * BATCH)
+
+
+# A map of many items beside, in the test's own namespace: half of them completed, the others waiting behind a window.
+WIDE = """
+insert into composer.tasks (namespace, run_id, node, item, step, queue, state, input, output)
+select namespace, run_id, 1, i, 'each', 'default', case when i < 10000 then 'completed' else 'held' end, '1', case when i < 10000 then '1' end
+  from (select namespace, run_id from composer.maps limit 1) m, generate_series(1000, 20000) i
+"""
+
+
+async def test_items_read_what_the_batch_holds(store: ExplainingStore) -> None:
+    """Storing a page, claiming and reporting items of a map of twenty thousand reads no more than the batch."""
+    driver = Driver(store)
+    plan = a_map(reader=False, max_concurrency=2 * BATCH, tolerate=3)
+    run_id = await driver.start(plan)
+    (task,) = await driver.claim(10, steps={"items"})
+    await driver.apply(run_id, done(task, json.dumps(list(range(20_000)))))
+    store.plans.clear()
+    (due,) = await store.take_due_waits(BATCH, 10.0)
+    check(store.plans, 2 * BATCH)
+    found = items_of(plan, plan.nodes[1], Values("C..", {0: json.dumps(list(range(20_000)))}))
+    store.plans.clear()
+    for first in (0, BATCH, 2 * BATCH):
+        texts = found.texts[first : first + BATCH]
+        page = MapPage(run_id, plan, 1, first, 20_000, texts, 3, 0, found.digest)
+        assert (await store.expand_map(page))[0]
+    check(store.plans, 2 * BATCH)
+    await store.connection.execute(WIDE)
+    store.plans.clear()
+
+    claimed = await driver.claim(BATCH, steps={"each"})
+    assert len(claimed) == BATCH
+    check(store.plans, 4 * BATCH)
+    store.plans.clear()
+
+    reports = [failed(each) if i % 7 == 6 else done(each) for i, each in enumerate(claimed)]
+    (answer,) = await store.commit_items([ItemCommit(run_id, plan, item_changes(plan, reports))])
+    assert answer is not None
+    assert len(answer.applied) == BATCH
+    check(store.plans, 4 * BATCH)
+    store.plans.clear()
+
+    page = MapPage(run_id, plan, 1, 3 * BATCH, 20_000, found.texts[3 * BATCH : 4 * BATCH], 3, 0, found.digest)
+    assert (await store.expand_map(page))[0]
+    check(store.plans, 2 * BATCH)
+    store.plans.clear()
+    await store.load_values([(run_id, part_code(1, 0))])
+    check(store.plans, 2 * BATCH)
+    assert due.node == 1
+
+
+# As far as the counts go, ten thousand items of the map are held from item 10,000 on, and there is room for some.
+HALF = f"""
+update composer.maps set total = 20001, expanded = 20001, completed = 9980, held = 10001, next_held = 10000, active = most_active - {BATCH}
+"""
+
+
+async def test_freeing_and_withdrawing_read_what_they_change(store: ExplainingStore) -> None:
+    """Behind ten thousand items that have completed, freeing reads the items it frees, and withdrawing no row of another run."""
+    driver = Driver(store)
+    plan = a_map(max_concurrency=2 * BATCH)
+    run_id = await driver.start(plan)
+    (task,) = await driver.claim(10, steps={"items"})
+    await driver.apply(run_id, done(task, json.dumps(list(range(20_001)))))
+    found = items_of(plan, plan.nodes[1], Values("C..", {0: json.dumps(list(range(20_001)))}))
+    page = MapPage(run_id, plan, 1, 0, 20_001, found.texts[:BATCH], 0, 0, found.digest)
+    assert (await store.expand_map(page))[0]
+    bad, *_ = await driver.claim(BATCH, steps={"each"})
+    await store.connection.execute(WIDE)
+    await store.connection.execute(HALF)
+    store.plans.clear()
+    await store.free_items(run_id, 1)
+    check(store.plans, 2 * BATCH)
+    states = "select state, count(*)::int from composer.tasks where run_id = $1 and item >= 10000 group by state"
+    assert dict(await store.connection.fetch(states, run_id)) == {"held": 10_001 - BATCH, "ready": BATCH}
+
+    await driver.apply(run_id, failed(bad))
+    store.plans.clear()
+    (due,) = await store.take_due_waits(BATCH, 10.0)
+    check(store.plans, 2 * BATCH)
+    assert due.head.snapshot.letters.text == "CD."
+    store.plans.clear()
+    assert (await store.withdraw_items(run_id, plan.nodes[1], BATCH))[0] == BATCH
+    # Items that have ended stand before those that have not begun, and are passed over: those of this map, and no others.
+    check(store.plans, 10_000 + 3 * BATCH)
+
+
+async def test_lists_and_watches_read_their_page(store: ExplainingStore) -> None:
+    """A page of a list reads that many runs of each status asked for, and a watch the transitions it does not know yet."""
+    running = frozenset({RunStatus.RUNNING})
+    for query in (
+        RunQuery(), RunQuery(workflow="flow"), RunQuery(statuses=running), RunQuery(workflow="flow", statuses=running),
+        RunQuery(newest_first=False), RunQuery(workflow="flow", newest_first=False),
+    ):  # fmt: skip
+        page = await store.list_runs(query, None, BATCH)
+        assert page.reached is not None
+        assert len(page.runs) == BATCH
+    check(store.plans, 7 * BATCH)
+    store.plans.clear()
+    driver = Driver(store)
+    run_id = await driver.start(PLAN)
+    await store.changes(run_id, 0, 10)
+    await store.presence()
+    check(store.plans, 2 * BATCH)
+
+
+SMALL = """
+insert into composer.runs (namespace, id, workflow, plan, status, version, letters, finished_at)
+select 'n', ('01600000-0000-7000-8000-' || lpad(to_hex(i), 12, '0'))::uuid, 'flow', 1, 'completed', 11, 'CCCCCCCCCC', now()
+  from generate_series(1, 250) i
+"""
+ASLEEP = """
+insert into composer.runs (namespace, id, workflow, plan, status, version, letters)
+select 'n', ('01610000-0000-7000-8000-' || lpad(to_hex(i), 12, '0'))::uuid, 'flow', 1, 'running', 1, 'W' from generate_series(1, 20000) i
+"""
+WAITING = """
+insert into composer.tasks (namespace, run_id, node, state, wake_at)
+select 'n', id, 0, 'waiting', now() + interval '30 d' from composer.runs where letters = 'W'
+"""
+
+
+async def test_plans_made_on_small_tables_hold_for_many_sleeping_runs(each_server: Server) -> None:
+    """With plans made when there were a few finished runs, looking for the next timer does not read twenty thousand runs that sleep."""
+    url = each_server.database()
+    connection = await asyncpg.connect(url, server_settings={**SESSION, "application_name": "composer"})
+    try:
+        for table in ("runs", "tasks"):
+            await connection.execute(f"alter table composer.{table} set (autovacuum_enabled = off)")
+        await connection.execute(SMALL)
+        await connection.execute("analyze composer.runs")
+        await connection.execute("analyze composer.tasks")
+        store = ExplainingStore(connection, "n")
+        await store.freeze()
+        await connection.execute(ASLEEP)
+        await connection.execute(WAITING)
+        due_in = await store.next_due_in()
+        assert due_in is not None
+        assert due_in > 29 * 86_400
+        assert await store.take_due_waits(BATCH, 10.0) == []
+        assert await store.due_runs(BATCH) == []
+        assert await store.move_due_tasks(BATCH) == 0
+        assert await store.expired_tasks(BATCH) == []
+        check(store.plans, 2 * BATCH)
+    finally:
+        await connection.close()
+        each_server.drop(url)
+
+
+DUE = """
+insert into composer.tasks (namespace, run_id, node, state, wake_at)
+select 'n', r.id, n, 'waiting', case when n = 1 then now() - interval '1 s' when n = 0 then now() + interval '30 d' end
+  from composer.runs r cross join generate_series(0, 2) n where r.letters = 'W'
+"""
+
+
+async def test_due_timers_are_found_among_those_that_are_not(each_server: Server) -> None:
+    """Of sixty thousand waiting tasks, a third due, a third later and a third without a timer, a pass reads the batch it takes."""
+    url = each_server.database()
+    connection = await asyncpg.connect(url, server_settings={**SESSION, "application_name": "composer"})
+    try:
+        for table in ("runs", "tasks"):
+            await connection.execute(f"alter table composer.{table} set (autovacuum_enabled = off)")
+        await connection.execute(SMALL)
+        store = ExplainingStore(connection, "n")
+        await store.freeze()
+        await connection.execute(ASLEEP)
+        await connection.execute(DUE)
+        assert await connection.fetchval("select count(*) from composer.tasks where state = 'waiting'") == 60_000
+        due_in = await store.next_due_in()
+        assert due_in is not None
+        assert due_in == 0.0
+        taken = await store.take_due_waits(BATCH, 10.0)
+        assert len(taken) == BATCH
+        assert {each.node for each in taken} == {1}
+        assert {name for name, _ in store.plans} == {"next_due", "due_waits"}
+        check(store.plans, 4 * BATCH)
+    finally:
+        await connection.close()
+        each_server.drop(url)
 
 
 async def test_plans_are_generic_and_a_scan_would_be_found(store: ExplainingStore) -> None:

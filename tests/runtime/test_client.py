@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from composer import AsyncClient, Client, RunFailed, step, workflow
+from composer import AsyncClient, Client, ClientError, RunFailed, step, workflow
 from composer.apply import Applier
 from composer.core.events import RetryRequested
 from composer.errors import StoreUnavailable
@@ -90,6 +90,36 @@ async def test_a_read_that_ends_early_does_not_lose_what_others_asked_for(
     assert outcomes == ({} if how == "cancelled" else {runs[1]: "StoreUnavailable"})
 
 
+class Flickering(MemoryStore):
+    """A store that is away twice when a client says that it sleeps."""
+
+    refused = 0
+
+    async def set_sleeping(self, sleeper: str, *, asleep: bool, ttl: float) -> None:
+        if asleep and self.refused < 2:
+            self.refused += 1
+            raise StoreUnavailable("away")
+
+
+async def test_a_watch_outlasts_what_ends_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch whose store is away for longer than the client's patience, at any of its statements, goes on."""
+    monkeypatch.setattr("composer.client.async_client.PATIENCE", 0.0)
+    store = Flickering()
+    events: list[str] = []
+    async with AsyncClient(store=store) as client, anyio.create_task_group() as group:
+        run = await client.start(once, 1)
+
+        async def follow() -> None:
+            async for change in run.watch():
+                events.append(change.event)
+
+        group.start_soon(follow)
+        await until(lambda: store.refused == 2)
+        await run.cancel()
+    assert events[0] == "started"
+    assert events[-1] == "run-cancelled"
+
+
 async def test_an_end_that_was_heard_before_a_retry_elsewhere_is_not_the_result(database: str, namespace: str) -> None:
     """A run that failed here, and was retried by another process since, is not reported as failed."""
     tries: list[int] = []
@@ -157,7 +187,7 @@ def test_a_client_that_closes_ends_the_calls_of_other_threads(database: str, nam
         while not client._client._listening:
             client.get(handle.id)
     thread.join(10)
-    assert [type(each) for each in told] == [RuntimeError]
+    assert [type(each) for each in told] == [ClientError]
     assert "closed" in str(told[0])
 
 

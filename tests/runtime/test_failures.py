@@ -8,14 +8,22 @@ from typing import Any
 
 import pytest
 
-from composer.core.events import Failure, FailureKind
+from composer.core.events import Failure
 from composer.worker import failures
-from composer.worker.failures import MOST_TEXT, failure_of
+from composer.worker.failures import MOST_TEXT, Raised, raised_by
+
+
+def failure(error: BaseException) -> Failure:
+    """What an attempt keeps of it."""
+    raised = raised_by(error, ())
+    assert isinstance(raised, Raised)
+    assert Raised.of_frame(json.loads(json.dumps(raised.frame()))) == raised, "its way out of a step's own process"
+    return raised.failure
 
 
 def kept(error: BaseException) -> Failure:
     """The failure as a worker would store it, once it went through JSON."""
-    made = failure_of(error, FailureKind.ERROR, named=error, below="")
+    made = failure(error)
     text = made.encode(node="a", attempt=1)
     text.encode()
     assert len(text) < 8 * MOST_TEXT
@@ -198,8 +206,10 @@ def test_a_traceback_that_cannot_be_made_leaves_name_and_text() -> None:
     assert made.traceback == "ValueError: x\n<its traceback cannot be made: TypeError>\n"
 
 
-def test_the_engines_own_frames_are_left_out() -> None:
-    """A reader sees the frames below the file named."""
-    made = failure_of(raised(ValueError("x")), FailureKind.ERROR, named=ValueError(), below=__file__)
-    assert made.traceback == "ValueError: x\n"
+def test_the_engines_own_frames_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader sees the frames below the last one of the engine's."""
+    error = raised(ValueError("x"))
+    assert __file__ in failure(error).traceback
+    monkeypatch.setattr(failures, "_ENGINE", __file__)
+    assert failure(error).traceback == "ValueError: x\n"
     assert failures.MOST_TEXT == 16_000

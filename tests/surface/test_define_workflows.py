@@ -382,11 +382,12 @@ def not_ref(order: Order) -> None:
 
 
 def compare(order: Order) -> None:
-    notify("a", loud=order.total > 1000)
+    if order.total > 1000:
+        notify("a")
 
 
 def equal(order: Order) -> None:
-    notify("a", loud=order.id == "a")
+    notify("a" if order.id == "a" else "b")
 
 
 def chained(order: Order) -> None:
@@ -394,7 +395,7 @@ def chained(order: Order) -> None:
 
 
 def enum_equal(order: Order) -> None:
-    notify("a", loud=Speed.FAST == order.speed)  # noqa: SIM300
+    notify("a", loud=Speed.FAST == order.speed and order.id == "a")  # noqa: SIM300
 
 
 def loop(order: Order) -> None:
@@ -612,10 +613,10 @@ BUILDERS: list[tuple[Callable[..., Any], str]] = [
     (and_, "has no truth value"),
     (or_default, "has no truth value"),
     (not_ref, "has no truth value"),
-    (compare, "<Ref input.order.total> cannot be compared"),
-    (equal, "cannot be compared"),
-    (chained, "cannot be compared"),
-    (enum_equal, "cannot be compared"),
+    (compare, "<Expr input.order.total > 1000> has no truth value"),
+    (equal, "<Expr input.order.id == 'a'> has no truth value"),
+    (chained, "write `a < x < b` as when(a < x, x < b)"),
+    (enum_equal, "has no truth value"),
     (loop, "<Ref input.order.items> cannot be iterated"),
     (unpack, "cannot be iterated"),
     (splat, "cannot be iterated"),
@@ -626,7 +627,7 @@ BUILDERS: list[tuple[Callable[..., Any], str]] = [
     (as_reversed, "cannot be iterated"),
     (length, "has no length"),
     (contains, "`in <Ref input.order.id>` cannot be answered"),
-    (contained, "cannot be compared"),
+    (contained, "use all_of(), any_of(), not_(), contains()"),
     (fstring, "<Ref input.order.id> has no text"),
     (percent, "has no text"),
     (formatted, "has no text"),
@@ -642,7 +643,7 @@ BUILDERS: list[tuple[Callable[..., Any], str]] = [
     (indexed, "arithmetic on"),
     (date_math, "arithmetic on"),
     (date_math_right, "arithmetic on"),
-    (piped, "arithmetic on"),
+    (piped, "'&' joins conditions, not 1\n  It binds tighter than a comparison"),
     (method, "str.upper is a method; it cannot run while the workflow is built"),
     (own_method, "Order.loud is a method"),
     (property_, "Order.short is a property, which the JSON of Order does not carry"),
@@ -658,9 +659,9 @@ BUILDERS: list[tuple[Callable[..., Any], str]] = [
     (set_field, "<Ref input.order>.note cannot be set"),
     (set_item, "cannot be set"),
     (deleted, "cannot be deleted"),
-    (largest, "cannot be compared"),
-    (dataclass_equal, "cannot be compared"),
-    (tuple_equal, "cannot be compared"),
+    (largest, "has no truth value"),
+    (dataclass_equal, "has no truth value"),
+    (tuple_equal, "has no truth value"),
     (called, "cannot be called"),
     (entered, "is not a context manager"),
     (hashed, "is not hashable"),

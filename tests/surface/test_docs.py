@@ -9,6 +9,7 @@ worker serves the workflows of the blocks above it. Words after ```python say mo
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import inspect
@@ -52,7 +53,9 @@ class Block(NamedTuple):
 
     def compiled(self) -> Any:
         """Code whose tracebacks name the page and its line."""
-        return compile("\n" * (self.line - 1) + self.text, str(self.page), "exec", dont_inherit=True)
+        # A fragment may await outside of a function, as a cell of a notebook does.
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if "fragment" in self.words else 0
+        return compile("\n" * (self.line - 1) + self.text, str(self.page), "exec", flags, dont_inherit=True)
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -95,7 +98,8 @@ def home() -> Iterator[Path]:
         from composer.postgres.embedded import EmbeddedPostgres
 
         server = EmbeddedPostgres(folder / "home")
-        server.start()
+        # For pages about programs that have tables of their own beside Composer's.
+        patch.setenv("DATABASE_URL", server.start())
         try:
             yield folder
         finally:
@@ -223,7 +227,11 @@ def known_options(words: list[str]) -> set[str] | None:
     if program == "composer":
         commands: dict[str, Any] = vars(typer.main.get_command(app))["commands"]
         assert rest[0] in commands, f"there is no `composer {rest[0]}`"
-        return options_of(commands[rest[0]])
+        found = commands[rest[0]]
+        if "commands" in vars(found):
+            assert rest[1] in found.commands, f"there is no `composer {rest[0]} {rest[1]}`"
+            found = found.commands[rest[1]]
+        return options_of(found)
     if program == "python" and rest[:1] == ["-m"]:
         module = rest[1]
         if module == "composer.worker":

@@ -17,21 +17,31 @@ import pytest
 
 import composer
 from composer import errors
-from composer.core.expressions import Unreadable
+from composer.core.conditions import NotOfKind
+from composer.core.expressions import NotAList, Unevaluable, Unreadable
+from composer.core.items import NoItems
+from composer.define.comparing import Incomparable
 from composer.define.shapes import NoSuchField
 from composer.errors import (
+    ClientError,
     ComposerError,
     EmbeddedServerError,
     IdempotencyConflict,
+    LifespanError,
+    ModuleError,
     NonRetryable,
+    OutcomeError,
     PayloadError,
     PayloadTooLarge,
     PlanAttributeError,
     PlanError,
     PlanTypeError,
+    ProcessStepError,
+    QueryError,
     ResultTimeout,
     RetryAfter,
     RunCancelled,
+    RunEnded,
     RunFailed,
     RunNotFound,
     RunNotRetryable,
@@ -42,9 +52,13 @@ from composer.errors import (
     StepCancelled,
     StoreError,
     StoreUnavailable,
+    TransactionError,
+    UnknownEvent,
+    UnknownWorkflow,
     sole_error,
 )
 from composer.testing.driver import WorkflowStuck
+from composer.worker.processes import ProcessDied
 from tests.surface import error_index
 
 DOCS = Path(__file__).parents[2] / "docs/errors"
@@ -56,10 +70,19 @@ SAMPLES: list[BaseException] = [
     PlanAttributeError("what", "do", "app.py:1"),
     PayloadError("a.b: no"),
     PayloadTooLarge("the input of workflow w", 3_000_000, 2_000_000),
+    OutcomeError("failed", {"kind": "error"}),
     SettingsError("lease=0"),
+    ModuleError("app", "there is no module 'app'", "Look.", ("/srv",)),
+    LifespanError("pool", "opening", "refused", "app.py:1"),
+    ClientError("closed"),
+    QueryError("status='done'"),
+    UnknownWorkflow("fulfill", "n", ["fulfil"]),
     RunNotFound("r", "n"),
     RunQuarantined("r", "why"),
     RunNotRetryable("r", "completed"),
+    RunEnded("r", "completed"),
+    UnknownEvent("r", "w", "aproval", ["approval"]),
+    TransactionError("no transaction is in progress", "Begin one."),
     IdempotencyConflict("r", "w", "k"),
     RunFailed(
         "r", "w", failure="node-failed", node="a", error_type="ValueError", message="no", traceback="Traceback",
@@ -77,7 +100,14 @@ SAMPLES: list[BaseException] = [
     RetryAfter(2.5),
     Snooze(timedelta(minutes=1)),
     StepCancelled("stopped"),
+    ProcessStepError("ValueError", "no", "Traceback"),
+    ProcessDied("killed", began=True),
     Unreadable("charge", ["a", 0], "nothing there"),
+    Unevaluable("charge", ["a"], "no number", '"x"', "a number"),
+    NotAList("null"),
+    NoItems("NotAList", "it is null"),
+    NotOfKind("x", "number", "a number"),
+    Incomparable("it is always None"),
     NoSuchField("no field", ["near"]),
 ]  # fmt: skip
 

@@ -163,8 +163,8 @@ def test_deciding_on_a_value_that_is_not_there() -> None:
         return ship(float(f"{order.total}"))  # format ref
 
     for builder, problem, advice, mark in (
-        (asks, "<Ref input.order.total> has no truth value", "take the decision inside a step", "if ref"),
-        (compares, "<Ref input.order.total> cannot be compared", "inside a step", "compare ref"),
+        (asks, "<Ref input.order.total> has no truth value", "decide inside a step", "if ref"),
+        (compares, "<Expr input.order.total > 5> has no truth value", "`with when(...):`", "compare ref"),
         (loops, "<Ref input.order.items> cannot be iterated", "do the loop inside a step", "loop over ref"),
         (formats, "<Ref input.order.total> has no text", "Build text inside a step", "format ref"),
     ):
@@ -288,8 +288,8 @@ async def test_wrong_arguments_to_start() -> None:
             (fulfil, Order("a", 1.1, [])), {}, PayloadError,  # type: ignore[arg-type]
             ("order cannot be written as Order: total: 1.1 would come back as Decimal('1.1')", "convert it"),
         ),
-        ((charge, ORDER), {}, PlanTypeError, ("start() takes a @workflow, not <step charge", "calls charge, and start that")),
-        ((fulfil.fn, ORDER), {}, PlanTypeError, ("start() takes a @workflow, not <function fulfil", "pass the workflow itself")),
+        ((charge, ORDER), {}, PlanTypeError, ("start() takes a @workflow or the name of one, not <step charge", "calls charge, and start that")),
+        ((fulfil.fn, ORDER), {}, PlanTypeError, ("start() takes a @workflow or the name of one, not <function fulfil", "pass the workflow itself")),
         ((fulfil, ORDER), {"gift": True}, PlanTypeError, ("start() has no option 'gift'", "start(fulfil.bind(gift=...), ...)")),
         ((fulfil, ORDER), {"idempotencykey": "k"}, PlanTypeError, ("no option 'idempotencykey'", "Did you mean 'idempotency_key'?")),
         ((fulfil, ORDER), {"start_at": datetime(2030, 1, 1)}, PlanTypeError, ("has no time zone", "tzinfo=UTC")),

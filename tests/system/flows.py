@@ -107,3 +107,29 @@ def killing(n: int) -> int:
 def counting(n: int) -> int:
     """A long count."""
     return checkpoints(n)
+
+
+@step
+async def numbers(count: int) -> list[int]:
+    """What a map runs over."""
+    return list(range(count))
+
+
+@step
+async def item(n: int) -> int:
+    """One item; where it was ledgered it is a line."""
+    write("start", item=n)
+    return n
+
+
+@step
+async def total(found: list[int]) -> int:
+    """The sum, if all are there in their order."""
+    assert found == sorted(found)
+    return sum(found)
+
+
+@workflow
+def wide(count: int) -> int:
+    """One map over many items."""
+    return total(item.map(numbers(count)))

@@ -19,12 +19,12 @@ ROOT = Path(__file__).parents[2]
 class Process:
     """A process of Composer's, in a session of its own."""
 
-    def __init__(self, module: str, *args: str, ledger: Path, log: Path) -> None:
+    def __init__(self, module: str, *args: str, ledger: Path, log: Path, folder: Path = ROOT) -> None:
         self.log = log
         self._file = log.open("ab")
         self.popen = subprocess.Popen(
             [sys.executable, "-m", module, *args],
-            cwd=ROOT,
+            cwd=folder,
             env={**os.environ, "LEDGER": str(ledger), "PYTHONUNBUFFERED": "1"},
             stdout=self._file,
             stderr=self._file,

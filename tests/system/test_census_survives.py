@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from composer import AsyncClient, RunView, Settings
+from composer import AsyncClient, Settings, StoreUnavailable
 from composer.verify import Verified, verify
 from samples.census.workflow import census
 from tests.system.processes import ROOT
@@ -76,43 +76,58 @@ def site():
     shutil.rmtree(folder, ignore_errors=True)
 
 
-async def in_the_middle(client: AsyncClient, run_id: str) -> RunView:
-    """The run as it is once the files are found and an analysis is under way."""
-    seen: list[RunView] = []
+async def in_the_middle(client: AsyncClient, run_id: str) -> None:
+    """Returns once some files are read and others are not."""
 
     async def reached() -> bool:
-        seen[:] = [await client.get(run_id)]
-        return {node.name: node.state for node in seen[0].nodes}["find_files"] == "completed"
+        items = {node.name: node.items for node in (await client.get(run_id)).nodes}["read_file"]
+        return items is not None and items.completed >= 10 and items.open > 10
 
     await until(reached, 30)
-    return seen[0]
+
+
+async def files_read(client: AsyncClient, run_id: str) -> dict[int, tuple[object, int]]:
+    """When and at which delivery each file was read, by item."""
+    for run in await client.store.audit(None, 10):
+        if run.record.head.run_id == run_id:
+            tasks = [task for task in run.record.tasks if task.item >= 0 and task.state == "completed"]
+            return {task.item: (task.started_at, task.delivery) for task in tasks}
+    return {}
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["worker", "worker and server"])
 async def test_a_census_survives(site: Census, whole: bool) -> None:
-    """After kill -9 in the middle a new worker ends it within seconds, and no completed step runs again."""
+    """After kill -9 in the middle a new worker ends it within seconds, and no finished file is read twice."""
     first = site.worker()
     root = str(Path(sysconfig.get_path("stdlib")) / "encodings")
     async with AsyncClient(settings=Settings(home=site.home)) as client:
         handle = await client.start(census, root)
-        before = await in_the_middle(client, handle.id)
+        await in_the_middle(client, handle.id)
         first.kill()
         first.wait(10)
         if whole:
             site.kill_server()
         at = time.monotonic()
         site.worker()
+        done: dict[int, tuple[object, int]] = {}
+
+        async def is_back() -> bool:
+            with contextlib.suppress(StoreUnavailable):
+                done.update(await files_read(client, handle.id))
+            return bool(done)
+
+        await until(is_back, 20)
         await handle.result(timeout=60)
         assert time.monotonic() - at < 30
-        completions: dict[str, int] = {}
+        completions: dict[tuple[str, int], int] = {}
         for row in await client.history(handle.id):
             for entry in row.changes["events"]:
                 if entry.get("outcome") == "completed":
-                    completions[entry["node"]] = completions.get(entry["node"], 0) + 1
+                    key = (entry["node"], entry.get("item", -1))
+                    completions[key] = completions.get(key, 0) + 1
         assert set(completions.values()) == {1}
-        done = {node.name: node.started_at for node in before.nodes if node.state == "completed"}
-        now = {node.name: node for node in (await handle.get()).nodes}
-        assert done
-        assert all(now[name].started_at == started for name, started in done.items()), "a completed step ran again"
-        assert all(node.attempt == 1 for node in now.values())
+        now = await files_read(client, handle.id)
+        assert len(done) >= 10
+        assert {item: now[item] for item in done} == done, "a finished file was read again"
+        assert all(node.attempt <= 1 for node in (await handle.get()).nodes)
         assert [violation async for violation in verify(client.store, Verified())] == []

@@ -51,6 +51,7 @@ _MOODS = (
 
 
 _TIMED = "_timed"
+_EACH = "_each"
 
 
 class Planned(Exception):
@@ -70,9 +71,18 @@ def value_of(name: str, node: str, values: list[int]) -> int:
 def mood_of(node: str, values: list[int]) -> Mood:
     """How the body behaves. A node with a timeout (its name says so) would never end if it were slow at every attempt."""
     mood = _MOODS[digest("mood", node, values) % len(_MOODS)]
+    if node.endswith(_EACH):
+        # Of the many items of a map few may be so bad that they change what becomes of the run.
+        bad = mood in (Mood.BLOCKS, Mood.HANGS) or (mood is Mood.DOOMED and digest("rare", node, values) % 10)
+        return Mood.QUICK if bad else mood
     if node.endswith(_TIMED):
         return Mood.HANGS if mood in (Mood.SLOW, Mood.BLOCKS) else mood
     return Mood.QUICK if mood is Mood.HANGS else mood
+
+
+def label(node: str, item: int) -> str:
+    """What the ledger and the checks call a task."""
+    return f"{node}#{item}" if item >= 0 else node
 
 
 # -- the ledger -------------------------------------------------------------------------------------------------
@@ -87,7 +97,7 @@ def _write(phase: str) -> None:
         _ledger.append(os.open(LEDGER, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644))
     me = step_context()
     line = {
-        "run": me.run_id, "node": me.node, "attempt": me.attempt, "delivery": me.fence, "pid": os.getpid(),
+        "run": me.run_id, "node": label(me.node, me.item), "attempt": me.attempt, "delivery": me.fence, "pid": os.getpid(),
         "phase": phase, "at": time.monotonic(),
     }  # fmt: skip
     # One write of one line: nothing of another process gets in between, and a kill -9 takes nothing back.
@@ -153,6 +163,27 @@ async def crawl(node: str, values: list[int]) -> int:
         return value_of("crawl", node, values)
 
 
+def numbers_of(node: str, values: list[int]) -> list[int]:
+    """What a map runs over: from none to sixty numbers."""
+    return [digest("number", node, values, i) for i in range(digest("count", node, values) % 61)]
+
+
+@step(retries=PATIENT)
+async def split(node: str, values: list[int]) -> list[int]:
+    """Makes the list of a map."""
+    with _recorded():
+        await asyncio.sleep(_sleep_of(node, values))
+        return numbers_of(node, values)
+
+
+@step(retries=PATIENT)
+async def piece(number: int, node: str) -> int:
+    """One item of a map."""
+    with _recorded():
+        await asyncio.sleep(_sleep_of(node, [number]))
+        return value_of("piece", node, [number])
+
+
 STEPS: dict[str, Any] = {"mix": mix, "grind": grind, "crawl": crawl}
 
 
@@ -167,13 +198,16 @@ class Spot:
     step: str
     reads: tuple[int, ...]
     options: tuple[tuple[str, Any], ...] = ()
+    is_wide: bool = False
+    """Whether a map stands before it, and it reads what the items give."""
 
 
 @dataclass(frozen=True)
 class Expected:
     """What the interpreter says about a run."""
 
-    values: dict[str, int]
+    values: dict[str, str]
+    """JSON text by task, as `label` calls it."""
     result: int
     doomed: bool
     """Whether some node fails for good at its first attempt."""
@@ -182,12 +216,22 @@ class Expected:
 def interpret(spots: tuple[Spot, ...], value: int) -> Expected:
     """A run, as anybody would do it by hand."""
     values: list[int] = []
-    doomed = False
+    told: dict[str, Any] = {}
+    moods: list[Mood] = []
     for spot in spots:
         given = [value if i < 0 else values[i] for i in spot.reads]
-        doomed = doomed or mood_of(spot.name, given) is Mood.DOOMED
+        if spot.is_wide:
+            # A list, an item for each of its numbers, and a step that reads them all.
+            made, each = spot.name + "_list", spot.name + _EACH
+            numbers = told[made] = numbers_of(made, given)
+            moods += [mood_of(made, given), *(mood_of(each, [number]) for number in numbers)]
+            given = [value_of("piece", each, [number]) for number in numbers]
+            told.update((label(each, i), v) for i, v in enumerate(given))
+        moods.append(mood_of(spot.name, given))
         values.append(value_of(spot.step, spot.name, given))
-    return Expected({spot.name: v for spot, v in zip(spots, values, strict=True)}, values[-1], doomed)
+        told[spot.name] = values[-1]
+    texts = {name: json.dumps(each, separators=(",", ":")) for name, each in told.items()}
+    return Expected(texts, values[-1], Mood.DOOMED in moods)
 
 
 def _drawn(draw: random.Random, flow: str) -> tuple[Spot, ...]:
@@ -207,7 +251,8 @@ def _drawn(draw: random.Random, flow: str) -> tuple[Spot, ...]:
             options.append(("priority", draw.randint(-5, 5)))
         if draw.random() < 0.1:
             options.append(("heartbeat_timeout", LEASE))
-        spots.append(Spot(f"{flow}_{index}{_TIMED if timed else ''}", name, tuple(reads), tuple(options)))
+        wide = draw.random() < 0.15
+        spots.append(Spot(f"{flow}_{index}{_TIMED if timed else ''}", name, tuple(reads), tuple(options), wide))
     used = {i for spot in spots for i in spot.reads}
     ends = tuple(i for i in range(len(spots)) if i not in used)
     return (*spots, Spot(f"{flow}_end", "mix", ends))
@@ -220,7 +265,12 @@ def _built(flow: str, spots: tuple[Spot, ...]) -> Workflow[[int], int]:
             node: Callable[..., Any] = STEPS[spot.step].named(spot.name)
             if spot.options:
                 node = node.options(**dict(spot.options))  # type: ignore[attr-defined]
-            made.append(node(spot.name, [value if i < 0 else made[i] for i in spot.reads]))
+            given: Any = [value if i < 0 else made[i] for i in spot.reads]
+            if spot.is_wide:
+                numbers, each = spot.name + "_list", spot.name + _EACH
+                window = {"max_concurrency": 5} if len(spot.reads) % 2 else {}
+                given = piece.named(each).options(**window).map(split.named(numbers)(numbers, given), node=each)  # type: ignore[arg-type]
+            made.append(node(spot.name, given))
         return made[-1]
 
     return workflow(name=flow)(builder)

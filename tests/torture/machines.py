@@ -32,8 +32,6 @@ GRACE = 3.0
 """Seconds of a worker's grace time."""
 _STARTING = 15.0
 """A process that ends by itself within so many seconds found no database; a supervisor starts it again."""
-_UP = 3.0
-"""Seconds after which a process has started and hears its signals."""
 _PDEATHSIG = 1
 
 
@@ -113,10 +111,13 @@ class Member:
         self.expected, self.stopped = set(), False
 
     @property
-    def age(self) -> float:
-        """Seconds the process has been there, 0 when it is not."""
-        alive = self.process is not None and self.process.poll() is None
-        return time.monotonic() - self.began if alive else 0.0
+    def hears(self) -> bool:
+        """Whether the process has got as far as to have a handler for SIGTERM; before it, that just ends it."""
+        if self.process is None or self.process.poll() is not None:
+            return False
+        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+        caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+        return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
 
     def says_the_database_is_away(self) -> bool:
         """Whether that is the last thing the process wrote."""
@@ -202,8 +203,8 @@ class Cluster:
 
     async def drain(self) -> None:
         """Tells everybody to stop, once all are up, and sees that they do in time."""
-        patience = time.monotonic() + 15
-        while any(member.age < _UP for member in self.members) and time.monotonic() < patience:
+        patience = time.monotonic() + 30
+        while not all(member.hears for member in self.members) and time.monotonic() < patience:
             await asyncio.sleep(0.05)
         self._keeping = False
         await asyncio.sleep(0.1)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
-from typing import Annotated
 
 import anyio
-import typer
 
 from composer.app import examine, open_store
+from composer.cli.output import AsJson, put, say
 from composer.cli.serve import DatabaseUrl, Home, Namespace
 from composer.settings import read_settings
 from composer.verify import Verified, Violation
 from composer.verify import verify as verify_store
-
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 
 
 def verify(
@@ -32,11 +28,11 @@ def verify(
 
     found = anyio.run(run)
     if as_json:
-        typer.echo(json.dumps({**asdict(verified), "violations": [asdict(each) for each in found]}))
+        put({**asdict(verified), "violations": found})
     else:
         for each in found:
-            typer.echo(f"invariant {each.invariant}, run {each.run_id}: {each.problem}")
-        typer.echo(
+            say(f"invariant {each.invariant}, run {each.run_id}: {each.problem}")
+        say(
             f"{verified.runs} runs, {verified.transitions} transitions, {verified.tasks} tasks: {len(found)} violations"
         )
     sys.exit(1 if found else 0)
@@ -49,10 +45,10 @@ def doctor(
     settings = read_settings(database_url=database_url, home=home, namespace=namespace)
     found = anyio.run(examine, settings)
     if as_json:
-        typer.echo(json.dumps([asdict(each) for each in found]))
+        put(list(found))
     else:
         for each in found:
-            typer.echo(
+            say(
                 f"{each.level.value:8} {each.name}: {each.value}" + (f"\n         {each.advice}" if each.advice else "")
             )
     sys.exit(1 if any(each.level == "problem" for each in found) else 0)

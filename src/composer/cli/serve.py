@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,14 +17,17 @@ import anyio
 import typer
 
 from composer.app import Worker, calm_collector, open_store, other_composer
+from composer.cli.supervise import Line, Supervisor, command_of, imported_files
 from composer.coordinator.services import run_coordinator
 from composer.define.workflow import Workflow
 from composer.errors import sole_error
-from composer.observe.logging import configure_logging
+from composer.observe.logging import configure_logging, configure_user_logging
 from composer.settings import Settings, read_settings
 from composer.worker.discovery import discover
 
 log = logging.getLogger("composer")
+
+_GRACE_OF_RELOAD = 5.0
 
 DatabaseUrl = Annotated[
     str | None,
@@ -37,7 +43,15 @@ JsonLogs = Annotated[bool, typer.Option("--json-logs", help="One JSON object a l
 
 
 def worker(
-    modules: Annotated[list[str], typer.Argument(metavar="MODULE...", help="Modules that define workflows and steps.")],
+    context: typer.Context,
+    modules: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODULE...]",
+            help="Modules that define workflows and steps, or module:attribute; default: [tool.composer] modules of pyproject.toml.",
+            show_default=False,
+        ),
+    ] = None,
     database_url: DatabaseUrl = None,
     home: Home = None,
     namespace: Namespace = None,
@@ -46,6 +60,10 @@ def worker(
     ] = None,
     concurrency: Annotated[int | None, typer.Option("--concurrency", help="Steps at the same time.")] = None,
     threads: Annotated[int | None, typer.Option("--threads", help="Plain-function steps at the same time.")] = None,
+    step_processes: Annotated[
+        int | None,
+        typer.Option("--step-processes", help="Steps with isolation='process' at the same time; default: one a core."),
+    ] = None,
     lease: Annotated[float | None, typer.Option("--lease", help="Seconds a worker may be silent.")] = None,
     grace: Annotated[
         float | None, typer.Option("--grace", help="Seconds running steps get when the worker stops.")
@@ -56,28 +74,69 @@ def worker(
     pooler: Annotated[
         bool | None, typer.Option("--pooler/--no-pooler", help="The URL leads through a pooler in transaction mode.")
     ] = None,
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, help="Worker processes, kept going by a parent process.")
+    ] = 1,
+    reload: Annotated[bool, typer.Option("--reload", help="Start anew when a source file changes.")] = False,
     json_logs: JsonLogs = False,
+    supervised: Annotated[int | None, typer.Option("--supervised", hidden=True)] = None,
 ) -> None:
     """Run the steps of MODULE's workflows until SIGTERM or Ctrl-C."""
     configure_logging(as_json=json_logs)
     settings = read_settings(
         database_url=database_url, home=home, namespace=namespace, queues=tuple(queue) if queue else None, concurrency=concurrency,
-        threads=threads, lease=lease, grace=grace, coordinator=coordinator, pooler=pooler,
+        threads=threads, processes=step_processes, lease=lease, grace=grace, coordinator=coordinator, pooler=pooler,
     )  # fmt: skip
-    found = discover(modules)
-    made = Worker(found.workflows, settings, steps=found.steps)
-    if warning := other_composer():
-        log.warning(warning)
+    if processes > 1 or reload:
+        command = command_of(
+            context,
+            without=("processes", "reload"),
+            # Whoever edits does not want to wait for half a minute.
+            with_={"grace": grace if grace is not None or not reload else _GRACE_OF_RELOAD},
+        )
+
+        async def supervise() -> int:
+            return await Supervisor(command, processes, reload=reload).run()
+
+        try:
+            sys.exit(anyio.run(supervise))
+        except BaseExceptionGroup as errors:
+            raise sole_error(errors) from None
+    line = Line(supervised) if supervised is not None else None
+    try:
+        found = discover(modules or [])
+    finally:
+        if line is not None:
+            line.say(files=imported_files())
+    configure_user_logging(as_json=json_logs)
+    made = Worker(found.workflows, settings, steps=found.steps, lifespan=found.lifespan, around=found.around)
+    for warning in (*found.warnings, other_composer()):
+        if warning:
+            log.warning(warning)
 
     async def work(until: Until) -> None:
         async with made:
             typer.echo(_serves(made), err=True)
+            await _tell_unknown_steps(made)
             async with anyio.create_task_group() as group:
                 group.start_soon(_drain_when_told, made, until)
+                if line is not None:
+                    line.say(serves=True)
+                    group.start_soon(_drain_when_told, made, line.until_alone)
                 await made.wait_stopped()
                 group.cancel_scope.cancel()
 
     run_until_told(work)
+
+
+async def _tell_unknown_steps(made: Worker) -> None:
+    """Says which runs wait for steps that nobody serves: a module was forgotten, or a step was renamed."""
+    for each in await made.store.unknown_steps(queues=made.settings.queues, steps=sorted(made.steps)):
+        log.warning(
+            f"{each.tasks} {'task waits' if each.tasks == 1 else 'tasks wait'} for step {each.step}, which no live worker knows: "
+            "serve the module that defines it too, or give the step its old name, @step(name=...)",
+            extra={"step": each.step, "tasks": each.tasks, "run_id": each.run_id},
+        )
 
 
 async def _drain_when_told(made: Worker, until: Until) -> None:
@@ -135,13 +194,32 @@ def run_until_told(work: Callable[[Until], Awaitable[None]]) -> None:
 
 
 async def _hear_signals(told: anyio.Event, *, task_status: Any = anyio.TASK_STATUS_IGNORED) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
-        task_status.started()
-        async for number in received:
-            if told.is_set():
-                log.error("told twice to stop: ending at once; what was running is recovered by others")
-                os._exit(128 + number)
-            told.set()
+    loop = asyncio.get_running_loop()
+
+    def hear(number: int) -> None:
+        if told.is_set():
+            log.error("told twice to stop: ending at once; what was running is recovered by others")
+            os._exit(128 + number)
+        told.set()
+
+    def hear_late(number: int, _: object) -> None:
+        loop.call_soon_threadsafe(hear, number)
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        try:
+            loop.add_signal_handler(number, hear, number)
+        except NotImplementedError:  # a loop without signals, as on Windows
+            signal.signal(number, hear_late)
+    task_status.started()
+    try:
+        await anyio.sleep_forever()
+    finally:
+        for number in numbers:
+            with contextlib.suppress(NotImplementedError):
+                loop.remove_signal_handler(number)
+            signal.signal(number, before[number])
 
 
 def _has_uvloop() -> bool:
@@ -156,5 +234,15 @@ def _serves(made: Worker) -> str:
         f"worker {made.loop.id} on {where}, namespace {settings.namespace!r}, queues {', '.join(settings.queues)}, "
         f"{settings.concurrency} slots" + ("" if settings.coordinator else ", without coordinator")
     ]
+    if made.lifespan is not None:
+        lines.append(f"  lifespan {getattr(made.lifespan, '__name__', made.lifespan)}")
+    if made.around:
+        lines.append(f"  around each step: {', '.join(getattr(each, '__name__', repr(each)) for each in made.around)}")
+    isolated = sorted(name for name, step in made.steps.items() if step.isolation == "process")
+    if isolated:
+        lines.append(f"  in processes, {made.loop.process_places} at a time: {', '.join(isolated)}")
     lines += [f"  workflow {flow.name} ({flow.module}): {', '.join(sorted(flow.steps))}" for flow in flows]
+    others = sorted(made.steps.keys() - {name for flow in flows for name in flow.steps})
+    if others:
+        lines.append(f"  steps of no workflow here: {', '.join(others)}")
     return "\n".join(lines)

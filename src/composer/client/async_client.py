@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
-from typing import Any, Final, Generic, Never, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar, overload
 
 import anyio
 from anyio.abc import TaskGroup
@@ -17,28 +19,46 @@ from typing_extensions import TypeVarTuple, Unpack
 
 from composer.app import open_store
 from composer.apply import QUARANTINED, Applied, Applier, persistently
-from composer.client.starting import checked_workflow, encoded_input, new_run, refuse_options, when_to_start
+from composer.client.explaining import Explanation, explanation
+from composer.client.listing import Listing, RunSummary, query_of
+from composer.client.signals import SignalResult, checked_payload
+from composer.client.starting import (
+    checked_workflow,
+    encoded_input,
+    is_storable,
+    named_input,
+    new_run,
+    paired,
+    refuse_options,
+    when_to_start,
+)
 from composer.client.views import RunView, failure_of, view
+from composer.client.watching import Change, Watch
 from composer.coordinator.recovery import Recovered, recover
 from composer.core.decide import reset_nodes, stale_nodes
-from composer.core.events import CancelRequested, Delivery, RetryRequested
+from composer.core.events import CancelRequested, Delivery, RetryRequested, Signalled
 from composer.core.limits import within_limit
 from composer.core.plan import INPUT, Node, Plan
 from composer.core.states import ENDED_RUN, NodeState, RunStatus
 from composer.define.workflow import Startable, Workflow
 from composer.errors import (
+    ClientError,
     IdempotencyConflict,
     ResultTimeout,
+    RunEnded,
     RunNotFound,
     RunNotRetryable,
     RunQuarantined,
     StoreUnavailable,
+    UnknownWorkflow,
 )
+from composer.hosting import Hosted
 from composer.ports.store import ClaimedTask, HistoryRow, NewRun, RunHead, StartAnswer, Store
 from composer.ports.wakeups import RunEnd, Taker
 from composer.settings import Settings, read_settings
 
 R = TypeVar("R")
+T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 Ts = TypeVarTuple("Ts")
 
@@ -46,8 +66,9 @@ PATIENCE: Final = 10.0
 """Seconds a call goes on trying while the database is away, before StoreUnavailable."""
 MOST_HANDED_OVER: Final = 100
 """Runs of one start call whose first tasks may go to a worker of this process at once."""
-_OPTIONS: Final = ("idempotency_key", "delay", "start_at", "priority", "tags")
 _MOST_FRESH: Final = 10_000
+_MOST_NAMES: Final = 1_000
+"""Names of workflows that an unknown one is compared with."""
 _SLEEP_TTL: Final = 30.0
 _SLEEP_RENEWED: Final = 10.0
 
@@ -95,18 +116,35 @@ class AsyncRunHandle(Generic[R_co]):
         return f"<AsyncRunHandle {self.id}>"
 
     async def result(self, *, timeout: float | None = None) -> R_co:
-        """The run's result, once it has one. Raises RunFailed, RunCancelled, ResultTimeout after `timeout` seconds."""
+        """The run's result, once it has one; of a run started by name as plain JSON.
+
+        Raises RunFailed, RunCancelled, ResultTimeout after `timeout` seconds.
+        """
         text = await self._client.wait_for_output(self.id, timeout=timeout)
-        assert self._workflow is not None
+        if self._workflow is None:
+            value: Any = json.loads(text)
+            return value  # type: ignore[no-any-return]
         return self._workflow.decode_result(text)
 
     async def get(self) -> RunView:
         """The run as it is now."""
         return await self._client.get(self.id)
 
+    def watch(self, *, after_version: int = 0) -> AsyncGenerator[Change]:
+        """Everything that happened to the run, then what happens; see AsyncClient.watch."""
+        return self._client.watch(self.id, after_version=after_version)
+
+    async def explain(self) -> Explanation:
+        """What the run waits for; see AsyncClient.explain."""
+        return await self._client.explain(self.id)
+
     async def cancel(self, reason: str = "") -> CancelResult:
         """Stops the run; see AsyncClient.cancel."""
         return await self._client.cancel(self.id, reason=reason)
+
+    async def signal(self, event: str, payload: Any = None, /, *, dedupe_id: str | None = None) -> SignalResult:
+        """Sends the run an event; see AsyncClient.signal."""
+        return await self._client.signal(self.id, event, payload, dedupe_id=dedupe_id)
 
 
 class AsyncClient:
@@ -126,7 +164,7 @@ class AsyncClient:
         self.settings = settings or read_settings(database_url=database_url, **options)
         self._given = store
         self._store: Store | None = store
-        self._stack = AsyncExitStack()
+        self._hosted: Hosted | None = None
         self._group: TaskGroup | None = None
         self._id = f"client-{secrets.token_hex(8)}"
         self._asleep_until = 0.0
@@ -136,39 +174,58 @@ class AsyncClient:
         self._ends = _EndReader(lambda: self.store)
 
     async def __aenter__(self) -> Self:
-        await self._stack.__aenter__()
-        try:
-            if self._given is None:
-                self._store = await self._stack.enter_async_context(open_store(self.settings))
-            self._group = await self._stack.enter_async_context(anyio.create_task_group())
-        except BaseException:
-            await self._stack.aclose()
-            raise
-        return self
+        return await self._open(guard=True)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._group is not None:
-            self._group.cancel_scope.cancel()
-        if self._asleep_until and self._store is not None:
-            # Nobody need be notified for its sake any more. Left there, its word would only lapse.
-            with anyio.move_on_after(1.0, shield=True), suppress(StoreUnavailable):
-                await self._store.set_sleeping(self._id, asleep=False, ttl=0.0)
+        assert self._hosted is not None
         # A call that comes late, or is still under way, must not open connections again that nobody closes.
+        hosted, self._hosted = self._hosted, None
         self._store = self._given
-        self._asleep_until, self._listening = 0.0, False
-        # The caller's own exception passes as it is, and not wrapped in a group by the listener's task group.
-        await self._stack.aclose()
+        await hosted.leave(error)
+
+    async def open(self) -> Self:
+        """Connects where no block can be, as in a cell of a notebook, until `close`."""
+        return await self._open(guard=False)
+
+    async def close(self) -> None:
+        """Ends what `open` began. A client that is closed may be opened again."""
+        if self._hosted is not None:
+            await self.__aexit__(None, None, None)
+
+    async def _open(self, *, guard: bool) -> Self:
+        if self._hosted is not None:
+            raise ClientError("the client is open already")
+        hosted = Hosted(self._connected(), "composer client")
+        await hosted.enter(guard=guard)
+        self._hosted = hosted
+        return self
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncGenerator[None]:
+        async with AsyncExitStack() as stack:
+            store = self._given
+            if store is None:
+                store = self._store = await stack.enter_async_context(open_store(self.settings))
+            self._group = await stack.enter_async_context(anyio.create_task_group())
+            self._asleep_until, self._listening = 0.0, False
+            yield
+            self._group.cancel_scope.cancel()
+            if self._asleep_until:
+                # Nobody need be notified for its sake any more. Left there, its word would only lapse.
+                with anyio.move_on_after(1.0, shield=True), suppress(StoreUnavailable):
+                    await store.set_sleeping(self._id, asleep=False, ttl=0.0)
 
     @property
     def store(self) -> Store:
-        """The store it talks to. Raises RuntimeError outside of the `async with` block."""
+        """The store it talks to. Raises ClientError outside of the `async with` block."""
         if self._store is None:
-            raise RuntimeError("the client is not open: use it inside `async with AsyncClient() as client:`")
+            raise ClientError("the client is not open: use it inside `async with AsyncClient() as client:`")
         return self._store
 
     # -- starting ------------------------------------------------------------------------------------------
+    @overload
     async def start(
         self,
         workflow: Startable[Callable[[Unpack[Ts]], R]],
@@ -179,21 +236,59 @@ class AsyncClient:
         start_at: datetime | None = None,
         priority: int = 0,
         tags: Mapping[str, str] | None = None,
-        **unknown: Never,
-    ) -> AsyncRunHandle[R]:
+        within: object | None = None,
+    ) -> AsyncRunHandle[R]: ...
+    @overload
+    async def start(
+        self,
+        workflow: str,
+        arguments: Mapping[str, Any] = ...,
+        /,
+        *,
+        idempotency_key: str | None = None,
+        delay: float | timedelta | str | None = None,
+        start_at: datetime | None = None,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        within: object | None = None,
+    ) -> AsyncRunHandle[Any]: ...
+    # mypy does not see that *args: Any takes what the first one's *args do.
+    async def start(  # type: ignore[misc]
+        self,
+        workflow: Any,
+        /,
+        *args: Any,
+        idempotency_key: str | None = None,
+        delay: float | timedelta | str | None = None,
+        start_at: datetime | None = None,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        within: object | None = None,
+        **unknown: Any,
+    ) -> AsyncRunHandle[Any]:
         """Starts a run and returns its handle as soon as it is durable.
 
         Arguments go by position and are checked here; for keyword arguments use `workflow.bind(...)`. With an
         idempotency key, the same key and input give the same run, whatever became of it; another input raises
         IdempotencyConflict. Raises PayloadError, PlanTypeError, StoreUnavailable.
+
+        By name, `start("fulfil", {"order": order})`, no code of the workflow is needed here: its newest plan is used, names
+        are checked by it, values are written as JSON as they are, and the result comes as plain JSON. Raises UnknownWorkflow.
+
+        `within` is a connection of your own in the same database, with a transaction in progress: of asyncpg, psycopg,
+        SQLAlchemy (connection or session, sync or async) or Django (or its alias). The run then exists once that
+        transaction commits, or never; nothing runs, and the handle finds nothing, before. Raises TransactionError for
+        what cannot carry the start, and what your driver raises.
         """
         if unknown:
-            refuse_options(checked_workflow(workflow), unknown, _OPTIONS)
+            refuse_options(workflow, unknown)
         handles = await self._start(
-            workflow, [(args, idempotency_key)], delay=delay, start_at=start_at, priority=priority, tags=tags
-        )
+            workflow, [(args, idempotency_key)], within,
+            delay=delay, start_at=start_at, priority=priority, tags=tags,
+        )  # fmt: skip
         return handles[0]
 
+    @overload
     async def start_many(
         self,
         workflow: Startable[Callable[[Unpack[Ts]], R]],
@@ -205,17 +300,45 @@ class AsyncClient:
         start_at: datetime | None = None,
         priority: int = 0,
         tags: Mapping[str, str] | None = None,
-    ) -> list[AsyncRunHandle[R]]:
-        """Starts one run an input (a tuple of arguments), all or none, in one statement. Handles in the order of the inputs."""
-        given = list(inputs)
-        keys: Sequence[str | None] = idempotency_keys if idempotency_keys is not None else [None] * len(given)
-        if len(keys) != len(given):
-            raise ValueError(f"start_many() got {len(given)} inputs and {len(keys)} idempotency keys")
-        return await self._start(
-            workflow, list(zip(given, keys, strict=True)), delay=delay, start_at=start_at, priority=priority, tags=tags
-        )
+        within: object | None = None,
+    ) -> list[AsyncRunHandle[R]]: ...
+    @overload
+    async def start_many(
+        self,
+        workflow: str,
+        inputs: Iterable[Mapping[str, Any]],
+        /,
+        *,
+        idempotency_keys: Sequence[str] | None = None,
+        delay: float | timedelta | str | None = None,
+        start_at: datetime | None = None,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        within: object | None = None,
+    ) -> list[AsyncRunHandle[Any]]: ...
+    async def start_many(
+        self,
+        workflow: Any,
+        inputs: Iterable[Any],
+        /,
+        *,
+        idempotency_keys: Sequence[str] | None = None,
+        delay: float | timedelta | str | None = None,
+        start_at: datetime | None = None,
+        priority: int = 0,
+        tags: Mapping[str, str] | None = None,
+        within: object | None = None,
+    ) -> list[AsyncRunHandle[Any]]:
+        """Starts one run an input (a tuple of arguments, or by name a dict), all or none, in one statement.
 
-    async def _start(
+        Handles in the order of the inputs. Raises as start().
+        """
+        return await self._start(
+            workflow, paired(workflow, inputs, idempotency_keys), within,
+            delay=delay, start_at=start_at, priority=priority, tags=tags,
+        )  # fmt: skip
+
+    async def _new_runs(
         self,
         workflow: Any,
         inputs: Sequence[tuple[Sequence[Any], str | None]],
@@ -224,17 +347,23 @@ class AsyncClient:
         start_at: datetime | None,
         priority: int,
         tags: Mapping[str, str] | None,
-    ) -> list[AsyncRunHandle[Any]]:
-        flow = checked_workflow(workflow)
-        texts = [encoded_input(flow, args, self.settings.max_payload) for args, _ in inputs]
-        store, plan = self.store, flow.plan
+    ) -> list[NewRun]:
+        """Runs ready to be stored, of arguments and idempotency keys; their plan is registered. What start() begins with."""
+        store = self.store
         starts = when_to_start(delay, start_at)
-        plan_id = await persistently(lambda: store.register_plan(plan), PATIENCE)
+        if isinstance(workflow, str):
+            plan_id, plan = await self._named(workflow)
+            texts = [named_input(plan, args, store.max_payload) for args, _ in inputs]
+        else:
+            flow = checked_workflow(workflow)
+            texts = [encoded_input(flow, args, store.max_payload) for args, _ in inputs]
+            plan = flow.plan
+            plan_id = await persistently(lambda: store.register_plan(plan), PATIENCE)
         ids = await store.mint_run_ids(len(inputs))
-        runs: list[NewRun] = [
+        return [
             new_run(
                 run_id,
-                flow.name,
+                plan.workflow,
                 plan,
                 plan_id,
                 text,
@@ -242,10 +371,44 @@ class AsyncClient:
                 priority=priority,
                 tags=tags or {},
                 starts=starts,
-                max_payload=self.settings.max_payload,
+                max_payload=store.max_payload,
             )
             for run_id, text, (_, key) in zip(ids, texts, inputs, strict=True)
         ]
+
+    async def _named(self, workflow: str) -> tuple[int, Plan]:
+        """The plan that starts by this name use, and its id. Raises UnknownWorkflow."""
+        store = self.store
+        plan_id = await persistently(lambda: store.named_plan(workflow), PATIENCE) if is_storable(workflow) else None
+        if plan_id is None:
+            known = await persistently(lambda: store.workflow_names(_MOST_NAMES), PATIENCE)
+            raise UnknownWorkflow(workflow, store.namespace, known)
+        return plan_id, await self._plan(plan_id)
+
+    def _handles(
+        self, workflow: Any, runs: Sequence[NewRun], answers: Sequence[StartAnswer], *, tried_again: bool = False
+    ) -> list[AsyncRunHandle[Any]]:
+        """Handles of runs that were stored. Raises IdempotencyConflict. What start() ends with."""
+        flow = _typed_by(workflow)
+        made: list[AsyncRunHandle[Any]] = []
+        for run, answer in zip(runs, answers, strict=True):
+            if run.key is not None and answer.digest != run.digest:
+                raise IdempotencyConflict(answer.run_id, run.workflow, run.key)
+            # A start whose first answer was lost finds its own run.
+            created = answer.created or (tried_again and answer.run_id == run.run_id)
+            made.append(AsyncRunHandle(self, answer.run_id, flow, created=created))
+        return made
+
+    async def _start(
+        self, workflow: Any, inputs: Sequence[tuple[Sequence[Any], str | None]], within: object | None, **options: Any
+    ) -> list[AsyncRunHandle[Any]]:
+        store = self.store
+        if within is not None:
+            borrowed = store.borrow(within)
+            runs = await self._new_runs(workflow, inputs, **options)
+            await persistently(borrowed.prepare, PATIENCE)
+            return self._handles(workflow, runs, await borrowed.start_runs(runs))
+        runs = await self._new_runs(workflow, inputs, **options)
         taker = store.wakeups.taker
         if taker is not None and len(runs) <= MOST_HANDED_OVER:
             runs = [_handed_over(run, taker) for run in runs]
@@ -267,15 +430,12 @@ class AsyncClient:
             for run, answer in zip(runs, answers, strict=True):
                 if run.leased:
                     await _hand_over(run, answer, taker)
-        handles: list[AsyncRunHandle[Any]] = []
-        for run, answer in zip(runs, answers, strict=True):
-            if run.key is not None and answer.digest != run.digest:
-                raise IdempotencyConflict(answer.run_id, flow.name, run.key)
-            # A start whose first answer was lost finds its own run.
-            created = answer.created or (tries > 0 and answer.run_id == run.run_id)
-            handles.append(AsyncRunHandle(self, answer.run_id, flow, created=created))
-            if created and hears:
-                self._fresh[answer.run_id] = store.wakeups.epoch
+        handles = self._handles(workflow, runs, answers, tried_again=tries > 0)
+        if hears:
+            for run, handle in zip(runs, handles, strict=True):
+                # Nobody announces the end of a run that ends with its start, as one does whose only block is not taken.
+                if handle.created and not run.transition.ends_run:
+                    self._fresh[handle.id] = store.wakeups.epoch
         while len(self._fresh) > _MOST_FRESH:
             del self._fresh[next(iter(self._fresh))]
         return handles
@@ -288,6 +448,55 @@ class AsyncClient:
             raise RunNotFound(run_id, self.store.namespace)
         return view(record, await self._plan(record.head.plan_id))
 
+    def runs(
+        self,
+        workflow: Workflow[..., Any] | str | None = None,
+        *,
+        status: str | Iterable[str] | None = None,
+        tags: Mapping[str, str] | None = None,
+        error_code: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        newest_first: bool = True,
+        page: int = 100,
+    ) -> AsyncGenerator[RunSummary]:
+        """Runs, newest first, read page by page while they are iterated: `async for run in client.runs(status="failed")`.
+
+        All that is asked for has to fit: the workflow, one of the statuses, every tag, the code of the error (or the kind
+        of a node's failure), the time of creation (`since` included, `until` not). `page` is how many are looked at in
+        one statement; workflow and status lead there by an index, the rest is looked at run by run.
+        Raises QueryError at once, StoreUnavailable while iterating.
+        """
+        query = query_of(workflow, status, tags, error_code, since, until, newest_first)
+        return _iterated(Listing(lambda: self.store, query, page, PATIENCE).more)
+
+    def watch(self, run_id: str, *, after_version: int = 0) -> AsyncGenerator[Change]:
+        """Everything that happened to a run, then everything that happens, until it has ended; each change once, in order.
+
+        `after_version` goes on where another watch stopped: give it the version of the last change that was dealt with.
+        A body that had begun then and not ended may be told to start once more; nothing else is told twice. As one
+        version can have several changes, stop between versions. Raises RunNotFound while iterating.
+        """
+        return _iterated(self.watching(run_id, after_version=after_version).more)
+
+    def watching(self, run_id: str, *, after_version: int) -> Watch:
+        """What watch() asks for more, for both clients."""
+        return Watch(
+            lambda: self.store,
+            _checked_id(run_id),
+            after_version=after_version,
+            poll_interval=self.settings.poll_interval,
+            listen=partial(self._listen, None),
+        )
+
+    async def explain(self, run_id: str) -> Explanation:
+        """For every open node what it waits for, or why the run has ended; as text for people, too. Raises RunNotFound."""
+        record = await persistently(lambda: self.store.get_run(_checked_id(run_id)), PATIENCE)
+        if record is None:
+            raise RunNotFound(run_id, self.store.namespace)
+        present = await persistently(self.store.presence, PATIENCE)
+        return explanation(record, await self._plan(record.head.plan_id), present)
+
     async def history(self, run_id: str) -> list[HistoryRow]:
         """Every transition of the run, oldest first. Raises RunNotFound."""
         rows = await persistently(lambda: self.store.history(_checked_id(run_id)), PATIENCE)
@@ -295,9 +504,13 @@ class AsyncClient:
             raise RunNotFound(run_id, self.store.namespace)
         return rows
 
-    def handle(self, workflow: Startable[Callable[..., R]], run_id: str, /) -> AsyncRunHandle[R]:
-        """A handle on a run that was started elsewhere, typed by its workflow."""
-        return AsyncRunHandle(self, run_id, checked_workflow(workflow), created=False)
+    @overload
+    def handle(self, workflow: Startable[Callable[..., R]], run_id: str, /) -> AsyncRunHandle[R]: ...
+    @overload
+    def handle(self, workflow: str, run_id: str, /) -> AsyncRunHandle[Any]: ...
+    def handle(self, workflow: Any, run_id: str, /) -> AsyncRunHandle[Any]:
+        """A handle on a run that was started elsewhere, typed by its workflow; with a name instead its result is plain JSON."""
+        return AsyncRunHandle(self, run_id, _typed_by(workflow), created=False)
 
     async def wait_for_output(self, run_id: str, *, timeout: float | None = None) -> str:
         """The run's output as JSON text, once it has completed. Raises as AsyncRunHandle.result."""
@@ -321,7 +534,7 @@ class AsyncClient:
         # A run that was started here while everything was heard has been heard to end, or has not ended.
         known_open = self._fresh.pop(run_id, -1) == store.wakeups.epoch and self._hears()
         with store.wakeups.on_end(run_id, hear, recent=known_open), anyio.move_on_after(timeout):
-            await self._listen()
+            await self._listen(PATIENCE)
             while True:
                 known = next((end for end in heard if end is not None), None)
                 if known is None and (heard or not known_open):
@@ -336,31 +549,31 @@ class AsyncClient:
                     woken = anyio.Event()
                     with anyio.move_on_after(self.settings.poll_interval):
                         await woken.wait()
-                await self._stay_asleep()
+                await self._stay_asleep(PATIENCE)
         raise ResultTimeout(
             run_id,
             f"has not ended within {timeout:g} s",
             "It goes on: wait again, or client.get(run_id) shows where it is.",
         )
 
-    async def _listen(self) -> None:
+    async def _listen(self, patience: float | None) -> None:
         """Hears ends that other processes bring about. A client that shares a worker's store hears through that."""
         if not self._listening:
             self._listening = True
             if self._given is None:
                 assert self._group is not None
                 self._group.start_soon(self.store.listen)
-        await self._stay_asleep()
+        await self._stay_asleep(patience)
 
     def _hears(self) -> bool:
         """Whether the end of any run is announced to this client now."""
         return self._listening and anyio.current_time() < self._asleep_until
 
-    async def _stay_asleep(self) -> None:
+    async def _stay_asleep(self, patience: float | None) -> None:
         now = anyio.current_time()
         if now > self._asleep_until:
             self._asleep_until = now + _SLEEP_RENEWED
-            await persistently(lambda: self.store.set_sleeping(self._id, asleep=True, ttl=_SLEEP_TTL), PATIENCE)
+            await persistently(lambda: self.store.set_sleeping(self._id, asleep=True, ttl=_SLEEP_TTL), patience)
 
     async def _plan(self, plan_id: int) -> Plan:
         return await persistently(lambda: self.store.load_plan(plan_id), PATIENCE)
@@ -371,11 +584,40 @@ class AsyncClient:
 
         A run that has ended otherwise stays as it is, and `accepted` is False. Raises RunNotFound, PayloadTooLarge.
         """
-        within_limit(reason, "the reason of cancel()", self.settings.max_payload)
-        applied = await self._applier().apply_one(_checked_id(run_id), CancelRequested(reason), patience=PATIENCE)
+        within_limit(reason, "the reason of cancel()", self.store.max_payload)
+        applied = await Applier(self.store).apply_one(_checked_id(run_id), CancelRequested(reason), patience=PATIENCE)
         await self._refuse_quarantined(run_id, applied)
         status = applied.heads[run_id].snapshot.status
         return CancelResult(status is RunStatus.CANCELLED, status.value)
+
+    async def signal(
+        self, run_id: str, event: str, payload: Any = None, /, *, dedupe_id: str | None = None
+    ) -> SignalResult:
+        """Sends a run the event `event`, which a wait_for_event() of it takes, now or when it gets there.
+
+        The payload is checked by the type the wait names, before anything is stored. Of one `dedupe_id` only the first
+        counts. Raises RunNotFound, RunEnded, UnknownEvent, PayloadError.
+        """
+        store = self.store
+        heads = await persistently(lambda: store.load_heads([_checked_id(run_id)]), PATIENCE)
+        if run_id not in heads:
+            raise RunNotFound(run_id, store.namespace)
+        plan = await self._plan(heads[run_id].plan_id)
+        text = checked_payload(run_id, plan, event, payload, self.store.max_payload)
+        applied = await Applier(store).apply_one(run_id, Signalled(event, text, dedupe_id), patience=PATIENCE)
+        await self._refuse_quarantined(run_id, applied)
+        if applied.ignored:
+            # Also when the run has ended since: whoever sends again must learn that the first one was accepted.
+            known = (
+                [] if dedupe_id is None else await persistently(lambda: store.load_signals(run_id, [event]), PATIENCE)
+            )
+            first = next((signal for signal in known if signal.dedupe == dedupe_id), None)
+            if first is None:
+                raise RunEnded(run_id, applied.heads[run_id].snapshot.status.value)
+            return SignalResult(None if first.node is None else plan.nodes[first.node].name, is_duplicate=True)
+        made = applied.transitions.get(run_id)
+        node = made.signals[0].node if made is not None and made.signals else None
+        return SignalResult(None if node is None else plan.nodes[node].name)
 
     async def retry(
         self, run_id: str, *, dry_run: bool = False, rerun_stale: bool = False, keep_options: bool = False
@@ -414,7 +656,7 @@ class AsyncClient:
             return result
         self._fresh.pop(run_id, None)
         event = RetryRequested(rerun_stale, adopted)
-        applied = await self._applier().apply_one(run_id, event, patience=PATIENCE)
+        applied = await Applier(self.store).apply_one(run_id, event, patience=PATIENCE)
         await self._refuse_quarantined(run_id, applied)
         if applied.ignored:
             status = applied.heads[run_id].snapshot.status.value
@@ -437,10 +679,14 @@ class AsyncClient:
 
     async def recover(self) -> Recovered:
         """One recovery pass, as every coordinator does it: returns what it did."""
-        return await recover(self.store, max_payload=self.settings.max_payload)
+        return await recover(self.store)
 
-    def _applier(self) -> Applier:
-        return Applier(self.store, max_payload=self.settings.max_payload)
+
+async def _iterated(more: Callable[[], Awaitable[Sequence[T]]]) -> AsyncGenerator[T]:
+    """What `more` gives, one after the other, until it gives nothing."""
+    while found := await more():
+        for each in found:
+            yield each
 
 
 class _EndReader:
@@ -494,6 +740,11 @@ async def _hand_over(run: NewRun, answer: StartAnswer, taker: Taker) -> None:
         delivery = Delivery(node, 1, 1, worker=taker.id, claimed_at=answer.claimed_at)
         tasks.append(ClaimedTask(head, delivery, run.plan.nodes[node].step, {INPUT: run.input}))
     await taker.take(tasks)
+
+
+def _typed_by(workflow: object) -> Workflow[..., Any] | None:
+    """The workflow whose type a result has; None for the name of one. Raises PlanTypeError for anything else."""
+    return None if isinstance(workflow, str) else checked_workflow(workflow)
 
 
 def _checked_id(run_id: str) -> str:

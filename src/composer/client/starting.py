@@ -6,28 +6,35 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
+
+from pydantic_core import PydanticSerializationError, to_json
 
 from composer.core.decide import decide
 from composer.core.durations import seconds
 from composer.core.events import Scheduled, Started
 from composer.core.limits import MAX_PAYLOAD, within_limit
-from composer.core.plan import INPUT, Plan
+from composer.core.plan import INPUT, Plan, canonical
 from composer.core.snapshot import Snapshot
 from composer.core.transition import NeedValues, Transition
+from composer.define.fidelity import short
 from composer.define.shapes import did_you_mean
 from composer.define.source import user_place
 from composer.define.step import Step
 from composer.define.workflow import Workflow
-from composer.errors import PlanTypeError
+from composer.errors import PayloadError, PlanTypeError
 from composer.ports.store import NewRun
+
+OPTIONS: Final = ("idempotency_key", "delay", "start_at", "priority", "tags", "within")
+"""What start() takes by keyword."""
+_MOST_SHOWN: Final = 40
 
 
 def checked_workflow(workflow: object) -> Workflow[..., Any]:
     """The workflow, or PlanTypeError saying what was given instead."""
     if not isinstance(workflow, Workflow):
         raise PlanTypeError(
-            f"start() takes a @workflow, not {workflow!r}",
+            f"start() takes a @workflow or the name of one, not {workflow!r}",
             f"A step runs in a workflow: write one that calls {workflow.name}, and start that."
             if isinstance(workflow, Step)
             else "Decorate the function with @workflow, or pass the workflow itself.",
@@ -36,13 +43,13 @@ def checked_workflow(workflow: object) -> Workflow[..., Any]:
     return workflow
 
 
-def refuse_options(workflow: Workflow[..., Any], given: Mapping[str, object], known: Iterable[str]) -> NoReturn:
+def refuse_options(workflow: object, given: Mapping[str, object]) -> NoReturn:
     """Raises PlanTypeError for keywords that are no options of start(): a typo, or a parameter of the workflow."""
     name = next(iter(given))
     advice = (
         f"It is a parameter of the workflow: start({workflow.name}.bind({name}=...), ...) takes those by keyword."
-        if name in workflow.declaration.parameters
-        else did_you_mean(name, known)
+        if isinstance(workflow, Workflow) and name in workflow.declaration.parameters
+        else did_you_mean(name, OPTIONS)
     )
     raise PlanTypeError(f"start() has no option {name!r}", advice, user_place())
 
@@ -52,6 +59,75 @@ def encoded_input(workflow: Workflow[..., Any], args: Sequence[Any], max_payload
     return within_limit(
         workflow.encode_input(tuple(args), {}, max_payload), f"the input of workflow {workflow.name}", max_payload
     )
+
+
+def named_input(plan: Plan, args: Sequence[Any], max_payload: int = MAX_PAYLOAD) -> str:
+    """The input of a start by name as JSON text, defaults filled in: `args` is one mapping by parameter name, or nothing.
+
+    Names are checked by the plan. It holds no types, so values only have to be JSON: what does not fit fails the run.
+    Raises PlanTypeError for other arguments, PayloadError.
+    """
+    name, params = plan.workflow, plan.body.get("params", {})
+    takes = ", ".join(f"{each}={_short_json(p['default'])}" if "default" in p else each for each, p in params.items())
+    takes = f"It takes {takes}." if params else "It takes nothing."
+    if len(args) > 1 or not all(isinstance(each, Mapping) for each in args):
+        raise PlanTypeError(
+            f"start({name!r}, ...): by name, the arguments go in one dict by parameter name, not by position",
+            f"{takes} Write client.start({name!r}, {{{', '.join(f'{each!r}: ...' for each in params)}}}), or pass the workflow itself.",
+        )
+    given: Mapping[Any, Any] = args[0] if args else {}
+    for each in given:
+        if each not in params:
+            close = did_you_mean(str(each), params)
+            raise PlanTypeError(
+                f"start({name!r}, ...): the workflow has no parameter {each!r}",
+                takes + (f" {close}" if close.startswith("Did") else ""),
+            )
+    missing = [each for each, p in params.items() if each not in given and "default" not in p]
+    if missing:
+        raise PlanTypeError(f"start({name!r}, ...): {', '.join(map(repr, missing))} not given", takes)
+    parts = [
+        f"{json.dumps(each)}:{plain_json(given[each], f'workflow {name}: {each}') if each in given else canonical(p['default'])}"
+        for each, p in params.items()
+    ]
+    return within_limit(f"{{{','.join(parts)}}}", f"the input of workflow {name}", max_payload)
+
+
+def plain_json(value: Any, what: str) -> str:
+    """A value as JSON text where no annotation says how: models, dates and the like as pydantic writes them.
+
+    Raises PayloadError, which begins with `what`.
+    """
+    try:
+        text = to_json(value, inf_nan_mode="constants", bytes_mode="base64").decode()
+        json.loads(text, parse_constant=_refuse_constant)
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        raise PayloadError(f"{what}: {short(value)} cannot be written as JSON: {error}") from None
+    return text
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"JSON has no {name}")
+
+
+def _short_json(value: Any) -> str:
+    text = canonical(value)
+    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"
+
+
+def paired(
+    workflow: object, inputs: Iterable[Any], keys: Sequence[str] | None
+) -> Sequence[tuple[Sequence[Any], str | None]]:
+    """Each input's arguments with its idempotency key, if there are any: tuples, or for a start by name mappings.
+
+    Raises ValueError for another number of keys.
+    """
+    given = [(each,) for each in inputs] if isinstance(workflow, str) else list(inputs)
+    if keys is None:
+        return [(args, None) for args in given]
+    if len(keys) != len(given):
+        raise ValueError(f"start_many() got {len(given)} inputs and {len(keys)} idempotency keys")
+    return list(zip(given, keys, strict=True))
 
 
 def input_digest(workflow: str, text: str) -> str:
@@ -83,7 +159,7 @@ def first_transition(plan: Plan, text: str, *, scheduled: bool, max_payload: int
     return made
 
 
-def _is_storable(text: str) -> bool:
+def is_storable(text: str) -> bool:
     """Whether PostgreSQL can hold the text."""
     return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
@@ -103,14 +179,14 @@ def new_run(
 ) -> NewRun:
     """A run ready to be stored. Raises PlanTypeError for a bad option."""
     given: Any = key  # callers without a type checker pass anything
-    if key is not None and (not isinstance(given, str) or not 0 < len(key) <= 500 or not _is_storable(key)):
+    if key is not None and (not isinstance(given, str) or not 0 < len(key) <= 500 or not is_storable(key)):
         raise PlanTypeError(
             f"idempotency_key={key!r}: expected text of 1 to 500 characters, without NUL or lone surrogates"
         )
     if type(priority) is not int or not -100 <= priority <= 100:
         raise PlanTypeError(f"priority={priority!r}: expected a whole number from -100 to 100; larger is sooner")
     for name, value in tags.items():
-        if not isinstance(name, str) or not isinstance(value, str) or not _is_storable(name + value):
+        if not isinstance(name, str) or not isinstance(value, str) or not is_storable(name + value):
             raise PlanTypeError(f"tags: {name!r}={value!r}: names and values are text, without NUL or lone surrogates")
     return NewRun(
         run_id,

@@ -8,10 +8,28 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from composer.core.plan import Plan
+from composer.core.events import MapCounts
+from composer.core.plan import Node, Plan
+from composer.core.snapshot import Snapshot
 from composer.core.states import ENDED_RUN, NodeState, RunStatus
 from composer.errors import RunCancelled, RunFailed
 from composer.ports.store import RunRecord, TaskRecord
+
+
+@dataclass(frozen=True, slots=True)
+class MapProgress:
+    """How far a map is, in items. `total` = completed + failed + withdrawn + open."""
+
+    total: int
+    completed: int
+    failed: int
+    withdrawn: int
+    """Items that will not run, because too many others failed before they began."""
+
+    @property
+    def open(self) -> int:
+        """Items that run, wait for a worker or for their turn."""
+        return self.total - self.completed - self.failed - self.withdrawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +49,11 @@ class NodeView:
     started_at: datetime | None = None
     finished_at: datetime | None = None
     next_attempt_at: datetime | None = None
+    """Of a wait or a sleep: when its time is over."""
+    items: MapProgress | None = None
+    """Of a map that has begun."""
+    answer: bool | None = None
+    """What a condition said; None for every other node, and while it has not been asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +98,12 @@ def view(record: RunRecord, plan: Plan) -> RunView:
         output=_decoded(record.output),
         error=_decoded(record.error),
         quarantine=record.quarantine,
-        nodes=[_node(node.name, node.step, letters[node.index], tasks.get(node.index)) for node in plan.nodes],
+        nodes=[
+            _guard(node, record.head.snapshot)
+            if node.kind == "guard"
+            else _node(node, letters[node.index], tasks.get(node.index), record.maps.get(node.index))
+            for node in plan.nodes
+        ],
         created_at=record.created_at,
         updated_at=record.updated_at,
         finished_at=record.finished_at,
@@ -92,23 +120,32 @@ def _decoded(text: str | None) -> Any:
         return text
 
 
-def _node(name: str, step: str, letter: NodeState, task: TaskRecord | None) -> NodeView:
+def _guard(node: Node, run: Snapshot) -> NodeView:
+    letter = run.letters[node.index]
+    answer = node.index not in run.counters.no if letter is NodeState.COMPLETED else None
+    return NodeView(node.name, letter.word, "", answer=answer)
+
+
+def _node(node: Node, letter: NodeState, task: TaskRecord | None, counts: MapCounts | None) -> NodeView:
     if task is None or letter is NodeState.BLOCKED:
-        return NodeView(name, letter.word, step)
+        return NodeView(node.name, letter.word, node.step)
     # An active node's task says more than its letter: ready, leased or delayed.
     state = task.state if letter is NodeState.ACTIVE else letter.word
+    # Only steps have attempts; what else a node's task tells is since when it waits.
+    is_step = node.kind == "step"
     return NodeView(
-        name,
+        node.name,
         state,
-        step,
-        attempt=task.attempt,
+        node.step,
+        attempt=task.attempt if is_step else 0,
         failures=task.failures,
         crashes=task.crashes,
         error=_decoded(task.error),
         worker=task.owner,
-        started_at=task.started_at,
+        started_at=task.started_at if is_step else task.created_at,
         finished_at=task.finished_at,
-        next_attempt_at=task.wake_at,
+        next_attempt_at=None if node.kind == "map" else task.wake_at,
+        items=MapProgress(counts.total, counts.completed, counts.failed, counts.withdrawn) if counts else None,
     )
 
 

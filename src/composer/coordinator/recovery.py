@@ -9,7 +9,6 @@ from typing import Final
 
 from composer.apply import Applier
 from composer.core.events import Event, LeaseExpired
-from composer.core.limits import MAX_PAYLOAD
 from composer.ports.store import Store
 from composer.ports.wakeups import Bell
 
@@ -37,17 +36,15 @@ class Recovered:
         return bool(self.expired or self.redispatched or self.removed)
 
 
-async def recover(
-    store: Store, *, lost_after: float = LOST_DISPATCH_AFTER, max_payload: int = MAX_PAYLOAD
-) -> Recovered:
+async def recover(store: Store, *, lost_after: float = LOST_DISPATCH_AFTER) -> Recovered:
     """One pass, whoever else does the same now: over every expired lease, and over the next page of dispatches."""
     expired = 0
     while found := await store.expired_tasks(_MOST):
         events: dict[str, list[Event]] = {}
         for head, delivery in found:
             events.setdefault(head.run_id, []).append(LeaseExpired(delivery, random.random()))
-        applied = await Applier(store, max_payload=max_payload).apply(events, patience=10.0)
-        swept = sum(len(made.changes) for made in applied.transitions.values())
+        applied = await Applier(store).apply(events, patience=10.0)
+        swept = applied.items + sum(len(made.changes) for made in applied.transitions.values())
         expired += swept
         if not swept or len(found) < _MOST:
             break
@@ -60,8 +57,8 @@ async def recover(
     return recovered
 
 
-async def run_recovery(store: Store, bell: Bell, *, interval: float, max_payload: int = MAX_PAYLOAD) -> None:
+async def run_recovery(store: Store, bell: Bell, *, interval: float) -> None:
     """A pass every `interval` seconds, and whenever leases were ended early, until cancelled."""
     while True:
         await bell.wait(interval)
-        await recover(store, max_payload=max_payload)
+        await recover(store)

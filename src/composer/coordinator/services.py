@@ -29,18 +29,15 @@ async def run_coordinator(store: Store, settings: Settings) -> None:
     pass, so that work orphaned while everything was down leaves first, then the loops.
     """
     await store.make_partitions()
-    await persistently(lambda: recover(store, max_payload=settings.max_payload), 30.0)
+    await persistently(lambda: recover(store), 30.0)
     wakeups = store.wakeups
     # Behind a pooler nothing is announced, so the loops look as often as a worker polls.
     longest = settings.poll_interval if settings.pooler else LONGEST_SLEEP
     interval = min(settings.recovery_interval, max(0.25, settings.lease / 4))
-    most = settings.max_payload
     with wakeups.on_timers() as timers, wakeups.on_timers() as recovery:
         async with anyio.create_task_group() as group:
-            group.start_soon(supervised, "timers", lambda: run_timers(store, timers, longest=longest, max_payload=most))
-            group.start_soon(
-                supervised, "recovery", lambda: run_recovery(store, recovery, interval=interval, max_payload=most)
-            )
+            group.start_soon(supervised, "timers", lambda: run_timers(store, timers, longest=longest))
+            group.start_soon(supervised, "recovery", lambda: run_recovery(store, recovery, interval=interval))
             group.start_soon(supervised, "partitions", lambda: _run_partitions(store))
 
 

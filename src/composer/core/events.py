@@ -40,6 +40,10 @@ class FailureKind(StrEnum):
     PAYLOAD_TOO_LARGE = "payload-too-large"
     PAYLOAD_MISMATCH = "payload-mismatch"
     """The stored arguments do not fit the step as it is now."""
+    CONDITION = "condition"
+    """No attempt of a step: a condition of the workflow could not be evaluated."""
+    PROCESS_DIED = "process-died"
+    """The process of a step with isolation="process" ended before the step did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,84 @@ class LeaseExpired:
 
 
 @dataclass(frozen=True, slots=True)
+class MapCounts:
+    """How far a map is. The first three add up to `total` when it has reached its end."""
+
+    total: int
+    completed: int = 0
+    failed: int = 0
+    withdrawn: int = 0
+    """Items that will not run: the map failed before they began."""
+    expanded: int = 0
+    """Items that are stored."""
+    held: int = 0
+    """Stored items that wait for their turn under `max_concurrency`."""
+    tolerance: int = 0
+    """Failed items that do not fail the map."""
+    first_failed: int = -1
+    """The item whose failure came first, -1 while none has failed."""
+    error: str = ""
+    """Its failure, as JSON text."""
+    retries: int = 0
+    """How often the run had been retried when the map began."""
+
+    @property
+    def settled(self) -> int:
+        """Items nothing more will happen to."""
+        return self.completed + self.failed + self.withdrawn
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every item has settled."""
+        return self.settled >= self.total
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether more items failed than it tolerates."""
+        return self.failed > self.tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class ItemsSettled:
+    """The counts of a map have reached an end: all items have settled, or more have failed than it tolerates."""
+
+    node: int
+    counts: MapCounts
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """The moment has come that a waiting task was to be woken at."""
+
+    node: int
+    at: str
+    """That moment or a little later, on the database's clock, as ISO 8601 text: a sleep's value."""
+    attempt: int = 0
+    """The task's attempt then: a run that was retried since has another timer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """Somebody outside sent the run an event. `payload` is JSON text; of one `dedupe` id only the first counts."""
+
+    name: str
+    payload: str
+    dedupe: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSignal:
+    """A signal the run has: kept for a node that will wait, or taken by one."""
+
+    id: int
+    name: str
+    payload: str
+    dedupe: str | None = None
+    node: int | None = None
+    """The node that took it."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlinePassed:
     """The time the workflow allows a run is over."""
 
@@ -155,4 +237,14 @@ class RetryRequested:
 
 Report = StepCompleted | StepFailed | StepSnoozed | StepReleased | StepStopped | LeaseExpired
 """Events that answer a delivery."""
-Event = Report | Started | Scheduled | DeadlinePassed | CancelRequested | RetryRequested
+Event = (
+    Report
+    | ItemsSettled
+    | TimerFired
+    | Signalled
+    | Started
+    | Scheduled
+    | DeadlinePassed
+    | CancelRequested
+    | RetryRequested
+)

@@ -28,16 +28,23 @@ class Folded:
 
     run: Snapshot
     tasks: dict[tuple[int, int], TaskTally] = field(default_factory=dict[tuple[int, int], TaskTally])
+    answers: dict[int, bool] = field(default_factory=dict[int, bool])
+    """What guards answered, by their place in the plan: those that have, since they were last reset."""
 
 
 def fold(plan: Plan, history: Iterable[Mapping[str, Any]]) -> Folded:
     """The run after all transitions of `history` (version order, from the first). Raises KeyError on a node the plan lacks."""
     status, letters, counters, version = RunStatus.RUNNING, list(Letters.blocked(len(plan.nodes)).text), "", 0
     tasks: dict[tuple[int, int], TaskTally] = {}
+    answers: dict[int, bool] = {}
     for changes in history:
         version += 1
         status = RunStatus(changes.get("status", status))
         counters = changes.get("counters", counters)
+        for name in changes.get("reset", ()):
+            answers.pop(plan.index[name], None)
+        for name, answer in changes.get("guards", {}).items():
+            answers[plan.index[name]] = answer
         for name, letter in changes.get("nodes", {}).items():
             index = plan.index[name]
             letters[index] = letter
@@ -47,6 +54,8 @@ def fold(plan: Plan, history: Iterable[Mapping[str, Any]]) -> Folded:
                 old = tasks.get((index, -1))
                 tasks[index, -1] = TaskTally() if old is None else TaskTally(old.attempt + 1)
         for entry in changes.get("events", ()):
+            if entry["event"] == "items-expanded":
+                _reopen_items(tasks, plan.index[entry["node"]], entry)
             if "outcome" not in entry:
                 continue
             key = (plan.index[entry["node"]], entry.get("item", -1))
@@ -63,4 +72,16 @@ def fold(plan: Plan, history: Iterable[Mapping[str, Any]]) -> Folded:
                 case _:
                     pass
             tally.crashes = entry.get("crashes", tally.crashes)
-    return Folded(Snapshot(status, version, Letters.of(letters), Counters.decode(counters)), tasks)
+    return Folded(Snapshot(status, version, Letters.of(letters), Counters.decode(counters)), tasks, answers)
+
+
+def _reopen_items(tasks: dict[tuple[int, int], TaskTally], node: int, entry: Mapping[str, Any]) -> None:
+    """Items stored anew after a retry: those that completed are kept, unless the list is another one."""
+    if entry.get("afresh") and entry["from"] == 0:
+        for (at, item), tally in tasks.items():
+            if at == node and item >= entry["to"]:
+                tally.completions = 0
+    for item in range(entry["from"], entry["to"]):
+        old = tasks.get((node, item))
+        if old is not None and (entry.get("afresh") or not old.completions):
+            tasks[node, item] = TaskTally(old.attempt + 1)

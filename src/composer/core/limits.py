@@ -1,4 +1,4 @@
-"""How large a payload may be: the one check that inputs, outputs, checkpoints and signals go through.
+"""How large a payload may be: the one check that inputs, results, checkpoints, signals and a run's output go through.
 
 A payload is sent, stored, copied and decoded many times, and history and lists are read beside it: what is large
 belongs elsewhere, with its place passed on.

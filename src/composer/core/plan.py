@@ -10,7 +10,11 @@ queues and the like. A run can adopt a plan of the same shape with other options
 Wire format: in arguments a symbol is {"$": symbol}; user data that has a key "$" is quoted as
 {"$": {"const": ...}} or {"$": {"object": {...}}}. A symbol is {"ref": node, "path": [...]} or a join
 {"either" | "maybe" | "settled" | "settled_each": [symbols], "path": [...]} or an expression
-{"op": ..., "args": [...]} or {"const": ...}. The node called "input" is the run's own input.
+{"op": ..., "args": [...], "as": kind} or {"const": ...}. The node called "input" is the run's own input. A map's list may
+also be {"zip": [symbols]}.
+
+A guard is a node of kind "guard" with one argument, "condition"; what hangs on its answer says so with
+"when": [{"guard": name, "is": true or false}], and all of them have to hold.
 """
 
 from __future__ import annotations
@@ -43,6 +47,9 @@ class Need(StrEnum):
     MAYBE = "maybe"
     EITHER = "either"
     SETTLED = "settled"
+    RACE = "race"
+    GUARD_YES = "guard-yes"
+    GUARD_NO = "guard-no"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,10 @@ class NodeOptions:
     priority: int = 0
     on_crash: Literal["retry", "fail"] = "retry"
     max_crashes: int = MOST_CRASHES
+    max_concurrency: int | None = None
+    """Items of a map that may run at once; None is no limit."""
+    tolerate: int | str = 0
+    """Failed items that do not fail a map: a number, or a share such as "5%"."""
     concurrency: int | None = None
     rate_limit: str | None = None
     compensate_on: Literal["completed", "started"] = "completed"
@@ -109,7 +120,21 @@ class Node:
     users: tuple[int, ...]
     """The nodes that have this one in their `needs`."""
     reads: tuple[int, ...]
-    """Nodes whose outputs the arguments name; INPUT for the run's own input."""
+    """What the arguments read, as read codes (see `read_code`)."""
+    reads_settled: tuple[int, ...] = ()
+    """Nodes depended on through settled(): where they failed, their errors are read."""
+    over: str = ""
+    """A map's parameter that takes one item; its argument is the list."""
+    list_reads: tuple[int, ...] = ()
+    """What a map's list reads, as read codes."""
+    event: str = ""
+    """The event that a wait is for."""
+    wait_timeout: float | None = None
+    """Seconds a wait lasts at most."""
+    on_timeout: Mapping[str, Any] | None = None
+    """{"const": value}, when there is an answer that stands in for the event."""
+    of: tuple[int, ...] = ()
+    """The waits and sleeps a race is between."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +187,14 @@ class Plan:
                 terms=terms[i],
                 needs=needs[i],
                 users=tuple(users[i]),
-                reads=self._reads(node.get("args", {})),
+                reads=self._reads([v for k, v in node.get("args", {}).items() if k != node.get("over")]),
+                reads_settled=_through_settled(terms[i]),
+                over=node.get("over", ""),
+                event=node.get("event", ""),
+                wait_timeout=node.get("timeout"),
+                on_timeout=node.get("on_timeout"),
+                of=tuple(self.index[each["ref"]] for each in node.get("of", ())),
+                list_reads=self._reads(node["args"][node["over"]]) if "over" in node else (),
             )
             for i, node in enumerate(self.body["nodes"])
         )
@@ -184,8 +216,39 @@ class Plan:
 
     @cached_property
     def output_reads(self) -> tuple[int, ...]:
-        """Nodes whose outputs the run's output names."""
+        """What the run's output reads, as read codes."""
         return self._reads(self.output)
+
+    @cached_property
+    def output_reads_settled(self) -> tuple[int, ...]:
+        """Nodes the run's output depends on through settled()."""
+        return _through_settled(self.output_terms)
+
+    @cached_property
+    def handleable(self) -> frozenset[int]:
+        """Nodes that somebody reads through settled(): whether their failure fails the run depends on who ran."""
+        return frozenset(n for node in self.nodes for n in _through_settled(node.terms)) | {*self.output_reads_settled}
+
+    @cached_property
+    def events(self) -> Mapping[str, tuple[int, ...]]:
+        """The events that runs wait for, and the nodes that do."""
+        found: dict[str, list[int]] = {}
+        for node in self.nodes:
+            if node.kind == "wait":
+                found.setdefault(node.event, []).append(node.index)
+        return {name: tuple(nodes) for name, nodes in found.items()}
+
+    def is_read(self, index: int) -> bool:
+        """Whether anybody reads the node's output."""
+        return index in self.output_reads or any(
+            index in self.nodes[user].reads or index in self.nodes[user].of for user in self.nodes[index].users
+        )
+
+    @cached_property
+    def read_each(self) -> frozenset[int]:
+        """Maps that something reads item by item, through settled_each: no failed item fails them."""
+        codes = [code for node in self.nodes for code in (*node.reads, *node.list_reads)] + list(self.output_reads)
+        return frozenset(node for node, what, _ in map(node_read, codes) if what is Read.OUTCOMES)
 
     @cached_property
     def text(self) -> str:
@@ -212,8 +275,10 @@ class Plan:
                 terms.append(Term(Need.AFTER, (self.index[symbol["ref"]],)))
             else:
                 terms += self._terms_of_symbol(symbol)
+        if "of" in node:
+            terms.append(Term(Need.RACE, tuple(self.index[each["ref"]] for each in node["of"])))
         for guard in node.get("when", ()):
-            terms += self._terms_of_symbol(guard)
+            terms.append(Term(Need.GUARD_YES if guard["is"] else Need.GUARD_NO, (self.index[guard["guard"]],)))
         return tuple(dict.fromkeys(terms))
 
     def _terms_in(self, template: Any) -> Iterator[Term]:
@@ -224,25 +289,101 @@ class Plan:
         if "ref" in symbol:
             if symbol["ref"] != INPUT_NAME:
                 yield Term(Need.PLAIN, (self.index[symbol["ref"]],))
-        elif "op" in symbol:
-            for arg in symbol["args"]:
-                yield from self._terms_of_symbol(arg)
+        elif "op" in symbol or "zip" in symbol:
+            for part in symbol.get("zip") or symbol["args"]:
+                yield from self._terms_of_symbol(part)
         elif "const" not in symbol:
             for word, need in _JOINS.items():
                 if word in symbol:
-                    yield Term(
-                        need, tuple(self.index[part["ref"]] for part in symbol[word] if part["ref"] != INPUT_NAME)
-                    )
+                    names = [part["ref"] for part in symbol[word]]
+                    nodes = tuple(self.index[name] for name in names if name != INPUT_NAME)
+                    if need is Need.EITHER and len(nodes) < len(names):
+                        # The input is always there: a branch is taken whatever becomes of the others.
+                        need = Need.MAYBE
+                    if nodes:
+                        yield Term(need, nodes)
 
     def _reads(self, template: Any) -> tuple[int, ...]:
-        found: dict[int, None] = {}
-        for symbol in symbols(template):
-            for name in names_in(symbol):
-                found[INPUT if name == INPUT_NAME else self.index[name]] = None
-        return tuple(found)
+        return tuple(dict.fromkeys(code for symbol in symbols(template) for code in self._codes(symbol)))
+
+    def _codes(self, symbol: Mapping[str, Any]) -> Iterator[int]:
+        if "ref" in symbol:
+            yield self.read_code(symbol)
+        for word in _JOINS:
+            for part in symbol.get(word, ()):
+                yield self.read_code(part, joined=word)
+        for part in symbol.get("zip", symbol.get("args", ())):
+            yield from self._codes(part)
+
+    def read_code(self, ref: Mapping[str, Any], *, joined: str = "") -> int:
+        """What a store is asked for when `ref` is read: see `node_read`. `joined` is the join that it stands in."""
+        if ref["ref"] == INPUT_NAME:
+            return INPUT
+        index = self.index[ref["ref"]]
+        if self.body["nodes"][index]["kind"] != "map":
+            return index
+        if joined == "settled_each":
+            return outcomes_code(index)
+        path = ref.get("path")
+        return part_code(index, path[0]) if path and isinstance(path[0], int) else list_code(index)
 
 
-_JOINS: Final = {"either": Need.EITHER, "maybe": Need.MAYBE, "settled": Need.SETTLED, "settled_each": Need.SETTLED}
+def _through_settled(terms: Sequence[Term]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(n for term in terms if term.need is Need.SETTLED for n in term.nodes))
+
+
+# A map that is read through settled_each does not fail for its items; for want of a list it fails like any node.
+_JOINS: Final = {"either": Need.EITHER, "maybe": Need.MAYBE, "settled": Need.SETTLED, "settled_each": Need.PLAIN}
+
+
+# -- read codes: what a task reads, as one number a value, so that a row of numbers names all of it ------------
+# n >= 0 the output of node n; INPUT the run's input; below, what a map makes of its items' outputs: all of them in a
+# list, all of them as outcomes, or one. sql/_read.sql knows these numbers too, and a contract test compares the two.
+
+_PARTS: Final = 10_000
+_SPAN: Final = 200_001
+"""Indices -100,000 to 100,000."""
+
+
+def list_code(node: int) -> int:
+    """All outputs of a map, in a list."""
+    return -2 - 2 * node
+
+
+def outcomes_code(node: int) -> int:
+    """One outcome an item of a map, in a list."""
+    return -3 - 2 * node
+
+
+def part_code(node: int, index: int) -> int:
+    """One element of a map's list; an index past all maps reads the whole list, and then says that it is not there."""
+    half = _SPAN // 2
+    return -_PARTS - node * _SPAN - (index + half) if -half <= index <= half else list_code(node)
+
+
+class Read(StrEnum):
+    """What a read code asks for."""
+
+    OUTPUT = "output"
+    LIST = "list"
+    OUTCOMES = "outcomes"
+    PART = "part"
+
+
+def node_read(code: int) -> tuple[int, Read, int]:
+    """A read code taken apart: the node (INPUT for the run's input), what is read of it, and for a PART its index."""
+    if code >= INPUT:
+        return code, Read.OUTPUT, 0
+    if code > -_PARTS:
+        node, kind = divmod(-2 - code, 2)
+        return node, Read.OUTCOMES if kind else Read.LIST, 0
+    node, at = divmod(-code - _PARTS, _SPAN)
+    return node, Read.PART, at - _SPAN // 2
+
+
+def node_of(code: int) -> int:
+    """The node that a read code reads; INPUT for the run's input."""
+    return code if code >= INPUT else node_read(code)[0]
 
 
 def symbols(template: Any) -> Iterator[Mapping[str, Any]]:
@@ -270,9 +411,8 @@ def names_in(symbol: Mapping[str, Any]) -> Iterator[str]:
     for word in _JOINS:
         for part in symbol.get(word, ()):
             yield from names_in(part)
-    if "op" in symbol:
-        for part in symbol["args"]:
-            yield from names_in(part)
+    for part in symbol.get("zip", symbol.get("args", ())):
+        yield from names_in(part)
 
 
 _CANONICAL: Final = json.JSONEncoder(

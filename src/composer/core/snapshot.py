@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from composer.core.states import SETTLED, NodeState, RunStatus
 
@@ -63,14 +63,27 @@ class Counters:
     """Index of the node whose failure came first, -1 while none has failed."""
     retries: int = 0
     """How often the failed run was opened again. From then on a task that starts may have a row from before."""
+    no: tuple[int, ...] = ()
+    """Guards that answered no, in plan order: their letter says that they answered, not what."""
+
+    waiting: tuple[int, ...] = ()
+    """Waits for events whose name several nodes wait for, longest waiting first."""
+    timed_out: tuple[int, ...] = ()
+    """Waits that completed with the answer that stands in for the event: their output does not say so."""
 
     def encode(self) -> str:
         """The stored text."""
         if self == _NO_COUNTERS:
             return ""
-        counted = {"first_failure": self.first_failure}
+        counted: dict[str, Any] = {"first_failure": self.first_failure}
         if self.retries:
             counted["retries"] = self.retries
+        if self.no:
+            counted["no"] = self.no
+        if self.waiting:
+            counted["waiting"] = self.waiting
+        if self.timed_out:
+            counted["timed_out"] = self.timed_out
         return json.dumps(counted, separators=(",", ":"))
 
     @classmethod
@@ -79,7 +92,11 @@ class Counters:
         if not text:
             return _NO_COUNTERS
         counted = json.loads(text)
-        return cls(counted["first_failure"], counted.get("retries", 0))
+        return cls(
+            counted["first_failure"],
+            counted.get("retries", 0),
+            *(tuple(counted.get(name, ())) for name in ("no", "waiting", "timed_out")),
+        )
 
 
 _NO_COUNTERS: Final = Counters()

@@ -11,7 +11,10 @@ from composer.core.events import Event
 from composer.core.snapshot import Snapshot
 from composer.core.states import ENDED_RUN, TaskState
 
-_HISTORY: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False).encode
+history_json: Final = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False
+).encode
+"""How history is written: in ASCII, since half a surrogate pair in a message must not make it unwritable."""
 
 
 class Fence(IntEnum):
@@ -21,6 +24,8 @@ class Fence(IntEnum):
     """The delivery is the current one; the task is leased, or was put back and nobody has claimed it since."""
     EXPIRY = 2
     """The delivery is the current one, and its lease is over on the database's clock."""
+    WAITING = 3
+    """The task waits. Only a decision ends a wait, so the run's version is guard enough."""
 
 
 @dataclass(slots=True)
@@ -52,6 +57,31 @@ class TaskStart:
     node: int
     item: int = -1
     reopened: bool = False
+    waits: bool = False
+    """It is not for a worker: something else settles the node, and the task is what waits for that."""
+    wake_in: float | None = None
+    """Of a task that waits: seconds until a coordinator looks at it; None leaves that to an event."""
+    wake_at: str | None = None
+    """The moment instead, as ISO 8601 text with its offset."""
+    output: str | None = None
+    """Of a task that has completed as soon as it came to its turn: its output, as JSON text."""
+    error: str | None = None
+    """Of a task that has failed as soon as it came to its turn: why, as JSON text."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is for a worker."""
+        return not self.waits and self.error is None and self.output is None
+
+
+@dataclass(frozen=True, slots=True)
+class NewSignal:
+    """A signal to be stored. `node` is the node that takes it at once; None keeps it for one that will wait."""
+
+    name: str
+    payload: str
+    dedupe: str | None = None
+    node: int | None = None
 
 
 @dataclass(slots=True)
@@ -72,6 +102,10 @@ class Transition:
     starts: list[TaskStart] = field(default_factory=list[TaskStart])
     stops_open_tasks: bool = False
     """Every open task of the run that `changes` does not name is cancelled."""
+    signals: list[NewSignal] = field(default_factory=list[NewSignal])
+    """Signals to be stored."""
+    taken: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """(id, node) of stored signals that a node takes."""
     result: RunResult | None = None
     restarts: bool = False
     """The run is open again after it had ended: a new deadline counts from now."""
@@ -90,9 +124,16 @@ class Transition:
         return (
             self.stops_open_tasks
             or self.restarts
+            or bool(self.signals)
+            or bool(self.taken)
             or any(change.fence is not Fence.REPORT for change in self.changes)
             or any(start.reopened for start in self.starts)
         )
+
+    @property
+    def starts_are_ready(self) -> bool:
+        """Whether all that starts is for workers: nothing waits, and nothing ends as soon as it comes to its turn."""
+        return all(start.is_ready for start in self.starts)
 
     @property
     def ends_run(self) -> bool:
@@ -101,12 +142,13 @@ class Transition:
 
     @property
     def history_text(self) -> str:
-        """The history row: canonical JSON, in ASCII, since half a surrogate pair in a message must not make it unwritable."""
-        return _HISTORY(self.history)
+        """The history row, as JSON text."""
+        return history_json(self.history)
 
 
 @dataclass(frozen=True, slots=True)
 class NeedValues:
-    """The decision needs the outputs of these nodes first (INPUT: the run's input)."""
+    """The decision needs these values first, by read code (core.plan), and the run's signals of these names."""
 
     nodes: tuple[int, ...]
+    signals: tuple[str, ...] = ()

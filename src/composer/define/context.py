@@ -39,34 +39,38 @@ class StepLink(Protocol):
 
 
 class StepLog(logging.LoggerAdapter[logging.Logger]):
-    """Puts run_id, node and attempt on every record, beside an `extra` of the caller's own."""
+    """Puts run_id, workflow, node and attempt on every record, beside an `extra` of the caller's own."""
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         kwargs["extra"] = {**(kwargs.get("extra") or {}), **(self.extra or {})}
         return msg, kwargs
 
 
+class NoResources:
+    """Stands for resources that are not there; `why` is what a step that asks for them is told."""
+
+    __slots__ = ("why",)
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+
+NO_LIFESPAN: Final = NoResources(
+    "this worker has none: no @lifespan is defined in the modules it serves, and none was given to it. "
+    "Define one beside the workflows, or give it: Worker(..., lifespan=resources), run_workflow(..., resources=...)"
+)
+
+
 class StepContext:
     """The attempt that is running: which run, node and map item, and how to reach the worker.
 
     `item` is the index in a map, -1 outside of one. `attempt` counts from 1. `fence` grows with every claim of the
-    task, so a store that remembers the largest one seen can refuse a worker that was presumed dead. `resources` is
-    what the worker's lifespan yielded.
+    task, so a store that remembers the largest one seen can refuse a worker that was presumed dead.
     """
 
     __slots__ = (
-        "_details",
-        "_link",
-        "_log",
-        "_max_payload",
-        "attempt",
-        "fence",
-        "item",
-        "node",
-        "resources",
-        "run_id",
-        "workflow",
-    )
+        "_details", "_link", "_log", "_max_payload", "_resources", "attempt", "fence", "item", "node", "run_id", "workflow",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -83,7 +87,7 @@ class StepContext:
         max_payload: int = MAX_PAYLOAD,
     ) -> None:
         self.run_id, self.workflow, self.node, self.item = run_id, workflow, node, item
-        self.attempt, self.fence, self.resources = attempt, fence, resources
+        self.attempt, self.fence, self._resources = attempt, fence, resources
         self._details, self._link, self._max_payload = details, link, max_payload
         self._log: StepLog | None = None
 
@@ -95,6 +99,26 @@ class StepContext:
         """The same text for every attempt of this task, and for no other task: for APIs that take one."""
         key = f"{self.run_id}/{self.node}"
         return f"{key}/{self.item}" if self.item >= 0 else key
+
+    @property
+    def resources(self) -> Any:
+        """What the worker's @lifespan yielded. Raises PlanError where there is none, as in a process step."""
+        if isinstance(self._resources, NoResources):
+            raise PlanError(f"node {self.node} asks for resources", self._resources.why, str(user_line()))
+        return self._resources
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What log records say about it: run_id, workflow, node, attempt, and item in a map."""
+        facts: dict[str, Any] = {
+            "run_id": self.run_id,
+            "workflow": self.workflow,
+            "node": self.node,
+            "attempt": self.attempt,
+        }
+        if self.item >= 0:
+            facts["item"] = self.item
+        return facts
 
     @property
     def cancelled(self) -> bool:
@@ -143,9 +167,9 @@ class StepContext:
 
     @property
     def log(self) -> StepLog:
-        """The logger "composer.step", with run_id, node and attempt on every record."""
+        """The logger "composer.step", with run_id, workflow, node and attempt on every record."""
         if self._log is None:
-            self._log = StepLog(_LOGGER, {"run_id": self.run_id, "node": self.node, "attempt": self.attempt})
+            self._log = StepLog(_LOGGER, self.facts)
         return self._log
 
 
@@ -162,6 +186,11 @@ def step_context() -> StepContext:
             str(user_line()),
         )
     return context
+
+
+def running() -> StepContext | None:
+    """The context of the step that is running, None outside of one."""
+    return _current.get()
 
 
 def enter(context: StepContext) -> Token[StepContext | None]:

@@ -95,7 +95,7 @@ def declare(fn: Any, kind: Literal["step", "workflow"], name: object = None) -> 
     if "return" not in types:
         raise PlanTypeError(f"{kind} {own}: no return annotation", "Annotate it; `-> None` for nothing.", where)
     for key, type_ in types.items():
-        _check_type(type_, f"{kind} {own}: {'the result' if key == 'return' else key}", where)
+        check_type(type_, f"{kind} {own}: {'the result' if key == 'return' else key}", where)
     defaults: dict[str, Any] = {}
     for parameter in signature.parameters.values():
         if parameter.default is not parameter.empty:
@@ -154,7 +154,8 @@ def _check_function(fn: Any, kind: str, where: str) -> None:
         raise PlanTypeError(problem, "The builder only draws the plan and awaits nothing: write `def`.", where)
 
 
-def _check_type(type_: Any, what: str, where: str) -> None:
+def check_type(type_: Any, what: str, where: str) -> None:
+    """Raises PlanTypeError for a type that JSON cannot carry, which `what` has."""
     try:
         if isinstance(type_, TypeVar) or getattr(type_, "__parameters__", None):
             raise TypeError("a type variable says nothing at run time; write the type")

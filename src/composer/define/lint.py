@@ -1,8 +1,12 @@
-"""The few questions a Ref cannot hear: `is`, `match`, type(), id(). Found in the source, when there is one.
+"""What is found in a workflow without running it, beside what its builder refuses.
 
-This is the only defence against a plan that is quietly wrong, so what it finds is an error. It must therefore be
-sure: a name counts as a Ref only if it is a parameter, or if all that is assigned to it are steps' results or parts
-of such names. A name that is also set to None, say, is left alone.
+unheard() reads the source: the few questions a Ref cannot hear, `is`, `match`, type(), id(). It is the only defence
+against a plan that is quietly wrong, so what it finds is an error. It must therefore be sure: a name counts as a Ref
+only if it is a parameter, or if all that is assigned to it are results of steps, maps and joins, or parts of such
+names. A name that is also set to None, say, is left alone.
+
+problems() reads the plan: what may be meant and mostly is not, such as a sleep that holds nothing up. These are
+warnings, which `composer check` prints.
 """
 
 from __future__ import annotations
@@ -11,8 +15,13 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
 from types import ModuleType
 from typing import Any, TypeAlias
+
+from composer.core.plan import Node, Plan
+from composer.define.branches import uncovered
 
 _Assigned: TypeAlias = dict[str, list[ast.expr | None]]
 
@@ -111,7 +120,7 @@ def _root(node: ast.expr) -> str:
 
 
 def _calls_step(call: ast.Call, scope: dict[str, Any], is_step: Callable[[object], bool]) -> bool:
-    """Whether a call is of a step: `charge(...)`, `flows.charge(...)`, `charge.options(...)(...)`."""
+    """Whether a call makes a Ref: `charge(...)`, `flows.charge(...)`, `charge.options(...).map(...)`, `zip_refs(...)`."""
     node: ast.expr = call.func
     attributes: list[str] = []
     while isinstance(node, (ast.Call, ast.Attribute)):
@@ -124,3 +133,85 @@ def _calls_step(call: ast.Call, scope: dict[str, Any], is_step: Callable[[object
     while attributes and isinstance(found, ModuleType):
         found = vars(found).get(attributes.pop(0))
     return is_step(found) and "fn" not in attributes
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is doubtful about a plan: a stable `code`, the node ("" for the workflow as a whole), where it was written
+    as file:line ("" when not known), and what to do about it."""
+
+    code: str
+    node: str
+    where: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.where or self.node}: {self.text} [{self.code}]"
+
+
+def problems(plan: Plan) -> list[Problem]:
+    """What is doubtful about a plan, in the order of its nodes; what is certainly wrong was refused while it was drawn."""
+    lines: dict[str, str] = plan.about.get("where", {})
+    bodies: dict[str, Any] = {body["name"]: body for body in plan.body["nodes"]}
+    racing = {each["ref"] for body in bodies.values() if body["kind"] == "race" for each in body["of"]}
+    returned = {i for term in plan.output_terms for i in term.nodes}
+    guards = {each["guard"] for body in bodies.values() for each in body.get("when", ())}
+    found: list[Problem] = []
+
+    def add(code: str, node: str, text: str) -> None:
+        found.append(Problem(code, node, lines.get(node, ""), text))
+
+    for node in plan.nodes:
+        body = bodies[node.name]
+        if node.kind == "sleep" and not node.users and node.index not in returned and node.name not in racing:
+            add(
+                "idle-sleep",
+                node.name,
+                f"nothing comes after {node.name}, so it only delays the end of the run: step.after(...)",
+            )
+        if node.kind == "guard" and node.name not in guards:
+            add(
+                "empty-block", node.name, f"there is no node in the block of {node.name}: its condition decides nothing"
+            )
+        if node.kind == "wait" and body["timeout"] is None and plan.timeout is None and node.name not in racing:
+            add("waits-for-ever", node.name, f"{node.name} waits without a timeout, in a workflow that has none")
+        longest = body.get("timeout") if node.kind == "wait" else node.args.get("for") if node.kind == "sleep" else None
+        if plan.timeout is not None and isinstance(longest, (int, float)) and longest >= plan.timeout:
+            add(
+                "past-the-deadline",
+                node.name,
+                f"{node.name} takes {longest:g} s, and the whole run only {plan.timeout:g} s",
+            )
+    waits = [node for node in plan.nodes if node.kind == "wait"]
+    for one, other in combinations(waits, 2):
+        event = bodies[one.name]["event"]
+        if (
+            event == bodies[other.name]["event"]
+            and not _comes_after(plan, one, other)
+            and not _excluded(bodies, one, other)
+        ):
+            text = f"{one.name} and {other.name} wait for {event!r} side by side: the one that began first gets it"
+            add("one-event-two-waits", other.name, text)
+    for parts in uncovered(plan):
+        shown = f"either({', '.join(parts)})"
+        add(
+            "no-output",
+            "",
+            f"the result is {shown}, of which none may have run: the run fails then. An otherwise() is missing",
+        )
+    return found
+
+
+def _comes_after(plan: Plan, one: Node, other: Node) -> bool:
+    """Whether `other`, which is later in the plan, needs `one`."""
+    reached = {one.index}
+    for node in plan.nodes[one.index + 1 : other.index + 1]:
+        if not reached.isdisjoint(node.needs):
+            reached.add(node.index)
+    return other.index in reached
+
+
+def _excluded(bodies: dict[str, Any], one: Node, other: Node) -> bool:
+    """Whether the two stand in the two branches of one condition."""
+    answers = [{each["guard"]: each["is"] for each in bodies[node.name].get("when", ())} for node in (one, other)]
+    return any(answers[1].get(guard, answer) is not answer for guard, answer in answers[0].items())

@@ -70,6 +70,12 @@ def bare(tp: Any) -> Any:
             return tp
 
 
+def origin_of(tp: Any) -> Any:
+    """The class of a type, without its parameters: list of list[int]. The type itself when it has none."""
+    tp = bare(tp)
+    return get_origin(tp) or tp
+
+
 def name_of(tp: Any) -> str:
     """The type as a user would write it."""
     if tp is MISSING:
@@ -129,11 +135,23 @@ def _fields_of(tp: Any) -> dict[str, tuple[str, Any]] | None:
                 getattr(aliases.get(field.name), "serialization_alias", None)
                 or getattr(aliases.get(field.name), "alias", None)
                 or field.name,
-                params.get(hints[field.name], hints[field.name]),
+                _filled(hints[field.name], params),
             )
             for field in dataclasses.fields(cls)
         }
     return None
+
+
+def _filled(tp: Any, params: dict[Any, Any]) -> Any:
+    """A field's annotation with the type variables of its generic class filled in, as far as they are known."""
+    free = getattr(tp, "__parameters__", ())
+    if not params or inspect.isclass(tp):
+        return tp
+    if isinstance(tp, typing.TypeVar):
+        return params.get(tp, tp)
+    if not free:
+        return tp
+    return tp[tuple(params.get(each, each) for each in free)]
 
 
 def fields_of(tp: Any) -> dict[str, tuple[str, Any]] | None:
@@ -215,6 +233,8 @@ def element(tp: Any) -> Any:
             and not issubclass(origin, (str, bytes, bytearray, abc.Mapping))
             and not te.is_typeddict(origin)
         ):
+            if issubclass(origin, tuple) and args and args[-1] is not ...:
+                return Union[args]  # noqa: UP007 - of as many types as there are
             return args[0] if args else MISSING
     raise NoSuchField(f"{name_of(tp)} is not a list")
 

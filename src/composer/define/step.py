@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
@@ -16,14 +16,26 @@ from composer.core.retries import Retry
 from composer.define import shapes
 from composer.define.build import current
 from composer.define.declaration import Declaration, checked_name, declare, resolved
-from composer.define.options import StepOptions, node_options
+from composer.define.options import FOR_MAPS, StepOptions, checked_isolation, node_options
 from composer.define.payloads import Arguments, codec
+from composer.define.refs import Ref
 from composer.define.source import defined_at, user_line
 from composer.errors import PayloadError, PlanError, PlanTypeError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+Q = ParamSpec("Q")
+A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
+
+
+class Items(Protocol[A_co]):
+    """What .map runs over: a list, tuple or set. Not text, whose `in` takes text only."""
+
+    def __contains__(self, item: object, /) -> bool: ...
+    def __iter__(self) -> Iterator[A_co]: ...
+    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +55,8 @@ class Step(Generic[P, R_co]):
     """
 
     is_async = False
+    isolation: Literal["thread", "process"] = "thread"
+    """Where a plain function runs."""
 
     def __init__(self, declaration: Declaration, policy: NodeOptions) -> None:
         functools.update_wrapper(self, declaration.fn, updated=())
@@ -52,6 +66,7 @@ class Step(Generic[P, R_co]):
         self.policy = policy
         self._node_name: str | None = None
         self._after: tuple[object, ...] = ()
+        self._for_maps = ""  # the option that .options() was given and only a map can use
         self._result = codec(declaration.result)
         self._arguments = Arguments(declaration.parameters, declaration.types)
         self._shared = _Shared(self)  # copies made by options(), after() and named() have one of these together
@@ -61,6 +76,51 @@ class Step(Generic[P, R_co]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """A node of the workflow being built; what is returned stands for its result. Raises PlanError elsewhere."""
+        current(f"step {self.name}()", self._instead())
+        if self._for_maps:
+            raise PlanError(
+                f"step {self.name}: {self._for_maps} is for .map()",
+                f"One call has one task: {self.name}.options({self._for_maps}=...).map(items), or leave it out.",
+                str(user_line()),
+            )
+        made: Any = self._node(self.declaration.bind(args, kwargs))
+        return made  # type: ignore[no-any-return]
+
+    # `self` is a Callable here, not a Step: only then does mypy hold the items to the first parameter.
+    def map(
+        self: Callable[Concatenate[A, Q], R],  # pyright: ignore[reportGeneralTypeIssues]
+        items: Items[A],
+        /,
+        *args: Q.args,
+        **kwargs: Q.kwargs,
+    ) -> list[R]:
+        """One task for every item, as many as the list has when the run gets there; the results in the items' order.
+
+        `items` is given to the first parameter, one at a time; the other arguments are the same for all. Options:
+        `step.options(max_concurrency=10, tolerate="5%").map(items)`. Raises PlanError for what is not a list.
+        """
+        step: Any = self
+        return step._map(items, args, kwargs)  # type: ignore[no-any-return]
+
+    def _map(self, items: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ref:
+        current(f"step {self.name}.map()", self._instead())
+        positional = self.declaration.positional
+        if not positional:
+            names = ", ".join(self.declaration.parameters)
+            raise PlanTypeError(
+                f"step {self.name}.map(): {self.name} has no parameter that takes an item by position",
+                f"The first parameter gets the items{f', and {names} can be given by keyword only' if names else ''}.",
+                str(user_line()),
+            )
+        if positional[0] in kwargs:
+            raise PlanTypeError(
+                f"step {self.name}.map(): {positional[0]} gets the items, which are given by position",
+                f"{self.name}.map(items, ...).",
+                str(user_line()),
+            )
+        return self._node(self.declaration.bind((items, *args), kwargs), over=positional[0])
+
+    def _node(self, arguments: Mapping[str, Any], over: str = "") -> Ref:
         builder = current(f"step {self.name}()", self._instead())
         original = self._shared.original
         known = builder.steps.setdefault(self.name, original)
@@ -72,6 +132,8 @@ class Step(Generic[P, R_co]):
             )
         extra: dict[str, Any] = {}
         options = self.policy.as_json()
+        if not over:
+            options = {name: value for name, value in options.items() if name not in FOR_MAPS}
         if options:
             extra["options"] = options
         if self.undo is not None:
@@ -81,10 +143,9 @@ class Step(Generic[P, R_co]):
                 "This release checks undos and does not run them yet: undo in a step of its own, or leave compensate out.",
                 str(user_line()),
             )
-        arguments = self.declaration.bind(args, kwargs)
-        made: Any = builder.add(self.declaration, arguments, extra, name=self._node_name, after=self._after)
+        made = builder.add(self.declaration, arguments, extra, name=self._node_name, after=self._after, over=over)
         self._shared.used_at = self._shared.used_at or str(user_line())
-        return made  # type: ignore[no-any-return]
+        return made
 
     @property
     def fn(self) -> Callable[P, Any]:
@@ -123,7 +184,15 @@ class Step(Generic[P, R_co]):
                 f"To name the node: {self.name}.named({changes['name']!r}). To name the step: @step(name=...).",
                 where,
             )
-        return self._changed(policy=node_options(self.policy, changes, step=self.name, where=where))
+        if "isolation" in changes:
+            raise PlanError(
+                f"step {self.name}: .options() does not take `isolation`, which belongs to the code and not to a node",
+                "Give it where the step is defined: @step(isolation=...).",
+                where,
+            )
+        policy = node_options(self.policy, changes, step=self.name, where=where)
+        own = [name for name, value in changes.items() if name in FOR_MAPS and value not in (None, 0)]
+        return self._changed(policy=policy, _for_maps=own[0] if own else self._for_maps)
 
     def named(self, name: str) -> Self:
         """The same step; the node it becomes has this name in the plan."""
@@ -263,7 +332,7 @@ class AsyncStep(Step[P, R_co]):
 
 
 class SyncStep(Step[P, R_co]):
-    """A step of a plain `def`; it runs in a thread."""
+    """A step of a plain `def`; it runs in a thread, or in a process of its own."""
 
     @property
     def fn(self) -> Callable[P, R_co]:
@@ -296,8 +365,11 @@ def step(fn: Any = None, /, **options: Any) -> Any:
 
     def decorate(fn: Any) -> Any:
         declaration = declare(fn, "step", options.get("name"))
-        changes = {name: value for name, value in options.items() if name != "name"}
+        isolation = checked_isolation(options, fn, step=declaration.name, where=line)
+        changes = {name: value for name, value in options.items() if name not in ("name", "isolation")}
         policy = node_options(NodeOptions(), changes, step=declaration.name, where=line)
-        return (AsyncStep if inspect.iscoroutinefunction(fn) else SyncStep)(declaration, policy)
+        made: Step[..., Any] = (AsyncStep if inspect.iscoroutinefunction(fn) else SyncStep)(declaration, policy)
+        made.isolation = isolation
+        return made
 
     return decorate if fn is None else decorate(fn)

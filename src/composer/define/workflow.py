@@ -6,21 +6,24 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from pydantic import ValidationError
 from typing_extensions import Unpack
 
 from composer.core.plan import INPUT_NAME, Plan
 from composer.define import shapes
+from composer.define.blocks import race, sleep, sleep_until, wait_for_event
 from composer.define.build import Builder, building, current
 from composer.define.declaration import Declaration, declare
+from composer.define.joins import either, maybe, settled, settled_each, zip_refs
 from composer.define.lint import unheard
 from composer.define.options import WorkflowOptions, workflow_options
 from composer.define.payloads import codec
 from composer.define.refs import Ref, Symbol
 from composer.define.source import line_of, user_line, user_place
 from composer.define.step import Step
+from composer.define.values import build
 from composer.errors import PayloadError, PlanError, PlanTypeError
 
 P = ParamSpec("P")
@@ -146,12 +149,21 @@ class Workflow(Generic[P, R_co]):
         return value
 
 
+_MAKERS: Final = (build, either, maybe, race, settled, settled_each, sleep, sleep_until, wait_for_event, zip_refs)
+"""Functions beside steps whose results are Refs, for the source check."""
+
+
+def _makes_refs(called: object) -> bool:
+    return isinstance(called, Step) or any(called is maker for maker in _MAKERS)
+
+
 def _built(declaration: Declaration) -> tuple[Builder, Any]:
     """Runs the builder function with Refs for its parameters: the builder with all nodes, and what was returned."""
     fn = declaration.fn
-    for line, problem in unheard(fn, lambda each: isinstance(each, Step)):
+    for line, problem in unheard(fn, _makes_refs):
         where = f"{fn.__code__.co_filename}:{line} in {fn.__name__}"
-        raise PlanTypeError(problem, "Data decides at run time, so take the decision inside a step.", where)
+        advice = "Data decides at run time: when(is_none(ref)), when(ref == ...) and otherwise(...), or a step."
+        raise PlanTypeError(problem, advice, where)
     builder = Builder(declaration.name, fn.__globals__)
     at = user_line()
     inputs = {name: Ref(builder, INPUT_NAME, (name,), declaration.types[name], at) for name in declaration.parameters}
@@ -167,7 +179,7 @@ def _built(declaration: Declaration) -> tuple[Builder, Any]:
             raise
         raise PlanError(
             f"{error.title} was validated while the workflow is built, with {refs[0]!r} in it",
-            f"Values come at run time: make the {error.title} inside a step, or use a dataclass, which may hold refs.",
+            f"Values come at run time: build({error.title}, ...) puts it together then.",
             line_of(error),
         ) from None
     except Exception as error:  # the user's own, or one that C code raised about a Ref: told where, its type kept

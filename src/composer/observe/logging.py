@@ -7,12 +7,31 @@ import logging
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from composer.define.context import running
+
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def facts_of(record: logging.LogRecord) -> dict[str, Any]:
     """What was given as `extra`."""
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+
+
+class StepLogFilter(logging.Filter):
+    """Puts run_id, workflow, node and attempt on records that come out of a running step. Lets every record pass.
+
+    Add it to a handler of yours (a logger's filters see only what is logged on that very logger). It reads a
+    ContextVar, so it is right in coroutines and threads, whatever library the record comes from. A fact that the
+    record has already is left as it is.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Adds the facts of the step that is running, if there is one; always True."""
+        context = running()
+        if context is not None:
+            for name, value in context.facts.items():
+                record.__dict__.setdefault(name, value)
+        return True
 
 
 class ReadableFormatter(logging.Formatter):
@@ -44,9 +63,26 @@ class JsonFormatter(logging.Formatter):
 
 def configure_logging(*, as_json: bool = False, level: int = logging.INFO) -> None:
     """Sends Composer's log lines to stderr. For processes that are Composer's own; a library user configures logging."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if as_json else ReadableFormatter())
     root = logging.getLogger("composer")
-    root.handlers[:] = [handler]
+    root.handlers[:] = [_handler(as_json=as_json)]
     root.setLevel(level)
     root.propagate = False
+
+
+def configure_user_logging(*, as_json: bool = False, level: int = logging.INFO) -> None:
+    """Sends all other log lines to stderr too, unless the user's modules have configured logging while imported.
+
+    Call it after they were: logging.basicConfig() in a module does nothing once there is a handler.
+    """
+    root = logging.getLogger()
+    if not root.handlers:
+        root.addHandler(_handler(as_json=as_json))
+        if root.level == logging.WARNING:
+            root.setLevel(level)
+
+
+def _handler(*, as_json: bool) -> logging.Handler:
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if as_json else ReadableFormatter())
+    handler.addFilter(StepLogFilter())
+    return handler

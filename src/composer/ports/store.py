@@ -22,9 +22,11 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol
 
-from composer.core.events import Delivery
-from composer.core.plan import Plan
+from composer.core.events import Delivery, MapCounts, StoredSignal
+from composer.core.items import ItemChange
+from composer.core.plan import Node, Plan
 from composer.core.snapshot import Snapshot
+from composer.core.states import RunStatus
 from composer.core.transition import Transition
 from composer.ports.wakeups import RunEnd, Wakeups
 
@@ -87,11 +89,21 @@ class ClaimedTask:
     task: Delivery
     step: str
     values: Mapping[int, str]
-    """Outputs of the nodes its arguments read, as stored; INPUT for the run's input."""
+    """What its arguments read, as stored, by read code (core.plan)."""
     input: str | None = None
     """The item, for a map item."""
     details: str | None = None
     """What the last heartbeat of any attempt left, as JSON text."""
+    errors: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Errors of the nodes among those that failed, by node: what settled() reads. The run's letters say which did."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValues:
+    """What stored values are: outputs by (run id, read code), errors of failed nodes by (run id, node)."""
+
+    outputs: Mapping[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
+    errors: Mapping[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +154,62 @@ class CommitAnswers:
 
     answers: Sequence[CommitAnswer]
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ItemCommit:
+    """Reports about map items of one run. Each counts by itself, under its own fence."""
+
+    run_id: str
+    plan: Plan
+    changes: Sequence[ItemChange]
+
+
+@dataclass(frozen=True, slots=True)
+class ItemAnswer:
+    """What became of them."""
+
+    head: RunHead
+    """The run afterwards."""
+    applied: frozenset[tuple[int, int]]
+    """(node, item) of those that were applied. The others are stale, or their map goes on no more: see the head."""
+    maps: Mapping[int, MapCounts] = field(default_factory=dict[int, MapCounts])
+    """How far the maps of those that were applied are now, by node."""
+    is_quarantined: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MapPage:
+    """Some items of a map, to be stored."""
+
+    run_id: str
+    plan: Plan
+    node: int
+    first: int
+    """Index of the first of them: as many are stored already."""
+    total: int
+    """Items in all."""
+    inputs: Sequence[str]
+    """Each as JSON text."""
+    tolerance: int
+    retries: int
+    """How often the run has been retried."""
+    digest: str
+    """Of the whole list and of what all items are given: a retry keeps the completed items of an equal one."""
+    priority: int = 0
+    """The run's."""
+
+
+@dataclass(frozen=True, slots=True)
+class DueWait:
+    """A waiting task that a coordinator has to look at, and for a map how far it is: None before its first page."""
+
+    head: RunHead
+    node: int
+    counts: MapCounts | None = None
+    attempt: int = 0
+    at: str = ""
+    """The time then, as ISO 8601 text."""
 
 
 class Renewal(StrEnum):
@@ -209,6 +277,8 @@ class RunRecord:
     output: str | None
     error: str | None
     tasks: Sequence[TaskRecord]
+    maps: Mapping[int, MapCounts] = field(default_factory=dict[int, MapCounts])
+    """How far its maps are, by node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +288,75 @@ class HistoryRow:
     version: int
     at: datetime
     changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RunQuery:
+    """Which runs to list. None and empty ask for nothing in particular."""
+
+    workflow: str | None = None
+    statuses: frozenset[RunStatus] = frozenset()
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    """All of them, with these values."""
+    error_code: str | None = None
+    """What the run's error has as `code`, or as `kind` where a node failed."""
+    since: datetime | None = None
+    """Created at or after."""
+    until: datetime | None = None
+    """Created before."""
+    newest_first: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """A run's own row, for lists: no payloads. `error` is there for failed and cancelled runs."""
+
+    head: RunHead
+    workflow: str
+    tags: Mapping[str, str]
+    quarantine: str | None
+    created_at: datetime
+    finished_at: datetime | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunPage:
+    """Runs of one page, in order; `reached` is where the next one begins, None after the last."""
+
+    runs: Sequence[ListedRun]
+    reached: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BegunTask:
+    """A body that was begun and of which no transition tells the end: it runs, or its run was stopped."""
+
+    node: int
+    attempt: int
+    delivery: int
+    is_stopped: bool
+    worker: str | None
+    """None once it was stopped."""
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RunChanges:
+    """A run at one instant, and the transitions that led there."""
+
+    head: RunHead
+    history: Sequence[HistoryRow]
+    begun: Sequence[BegunTask]
+    """Of nodes, not of map items."""
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """Who lives, at a moment of the store's."""
+
+    at: datetime
+    workers: Sequence[WorkerRecord]
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +393,50 @@ class WorkerRecord:
     steps: Sequence[str]
 
 
+class Borrowed(Protocol):
+    """A connection of the caller's, lent for starts that commit or roll back with the caller's own transaction.
+
+    Nobody is told of such a run before the commit, and a statement that fails is not tried again: the transaction is the
+    caller's, and so is what its driver raises, other than what is named below.
+    """
+
+    is_blocking: bool
+    """Whether the connection is used without awaiting, in the thread that lends it."""
+
+    async def prepare(self) -> None:
+        """What has to be known before, asked on the store's own connections, in its loop. Raises StoreUnavailable."""
+        ...
+
+    def start_now(self, runs: Sequence[NewRun]) -> list[StartAnswer]:
+        """start_runs(), for a blocking connection, in its own thread."""
+        ...
+
+    async def start_runs(self, runs: Sequence[NewRun]) -> list[StartAnswer]:
+        """Stores new runs in one statement of the caller's transaction; answers as Store.start_runs.
+
+        A blocking connection blocks the loop, as its owner's other statements do. Raises TransactionError where there is
+        no transaction, a failed one, or one in another database than the store's; SchemaError.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownStep:
+    """A step that tasks wait for and nobody knows."""
+
+    step: str
+    tasks: int
+    """How many wait."""
+    run_id: str
+    """One of their runs."""
+
+
 class Store(Protocol):
     """The runs of one namespace. See the module's docstring for the rules."""
 
     namespace: str
+    max_payload: int
+    """Bytes that the JSON of one input, result, checkpoint or signal may have."""
     wakeups: Wakeups
 
     async def open(self) -> None:
@@ -292,10 +471,25 @@ class Store(Protocol):
         """The plan of this shape that new starts of the workflow use, else the one of this shape registered last."""
         ...
 
+    async def named_plan(self, workflow: str) -> int | None:
+        """The plan that a start by the workflow's name uses: the one a process registered last. None for an unknown name."""
+        ...
+
+    async def workflow_names(self, limit: int) -> list[str]:
+        """Up to `limit` names of workflows that can be started by name, in alphabetical order."""
+        ...
+
     async def start_runs(self, runs: Sequence[NewRun], *, owner: str = "", lease: float = 0.0) -> list[StartAnswer]:
         """Stores new runs, in one statement. One answer a run, in order. A key that is taken answers with its run.
 
         Starting the same run id again changes nothing and answers `created` as the store finds it: False.
+        """
+        ...
+
+    def borrow(self, connection: object) -> Borrowed:
+        """The caller's connection (or session, or alias) for starts within its transaction; nothing is sent yet.
+
+        Raises TransactionError for what is no connection, and where runs are in no database.
         """
         ...
 
@@ -312,12 +506,42 @@ class Store(Protocol):
         """Applies transitions, each run once, all in one statement. Waits for run rows in id order."""
         ...
 
+    async def commit_items(self, commits: Sequence[ItemCommit]) -> list[ItemAnswer | None]:
+        """Applies reports about map items, each run once, all in one statement; waits for run rows in id order.
+
+        Additive: no version is asked for. What settles frees held items. One answer a commit, in order; None: no such run.
+        """
+        ...
+
+    async def expand_map(self, page: MapPage) -> tuple[bool, MapCounts | None]:
+        """Stores the page if it is the map's next one. Whether it did, and how far the map is.
+
+        None for a map that has not begun, or goes on no more.
+        """
+        ...
+
+    async def withdraw_items(self, run_id: str, node: Node, limit: int) -> tuple[int, MapCounts | None]:
+        """Withdraws up to `limit` items of a draining map that have not begun. How many, and how far the map is."""
+        ...
+
+    async def free_items(self, run_id: str, node: int) -> None:
+        """Makes held items ready for which a map has room."""
+        ...
+
+    async def take_due_waits(self, limit: int, pause: float) -> list[DueWait]:
+        """Waiting tasks that are due; nobody else gets them for `pause` seconds. Never waits."""
+        ...
+
+    async def load_signals(self, run_id: str, names: Sequence[str] | None = None) -> list[StoredSignal]:
+        """The run's signals, or those of some names, in the order they came: kept ones and taken ones."""
+        ...
+
     async def load_heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
         """Runs as they are now; those that do not exist are left out."""
         ...
 
-    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """Outputs of completed nodes, by (run id, node); INPUT gives the run's input."""
+    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> StoredValues:
+        """What (run id, read code) give, see core.plan, and the errors of nodes among them that failed. The rest is left out."""
         ...
 
     async def leased_to(self, owner: str, run_ids: Sequence[str] | None) -> list[ClaimedTask]:
@@ -341,7 +565,7 @@ class Store(Protocol):
         ...
 
     async def next_due_in(self) -> float | None:
-        """Seconds until the next delayed task, start or deadline; 0.0 when overdue, None when there is none."""
+        """Seconds until the next delayed or waiting task, start or deadline; 0.0 when overdue, None when there is none."""
         ...
 
     async def repair_outbox(self, limit: int, older_than: float) -> tuple[int, int]:
@@ -364,6 +588,18 @@ class Store(Protocol):
         """Every transition of the run, in version order."""
         ...
 
+    async def list_runs(self, query: RunQuery, after: str | None, limit: int) -> RunPage:
+        """The next runs behind `after`, by id, which is the order of their creation.
+
+        Workflow and status lead the way; among the runs they leave, it looks at `limit` for those that fit the rest, so
+        that a page may hold fewer, or none, and still not be the last. Takes no locks.
+        """
+        ...
+
+    async def changes(self, run_id: str, after_version: int, limit: int) -> RunChanges | None:
+        """A run with up to `limit` transitions above a version, oldest first, read at one instant; None when there is no such run."""
+        ...
+
     async def audit(self, after: str | None, limit: int) -> list[AuditedRun]:
         """Up to `limit` runs with ids above `after`, by id, each with all there is of it, read at one instant."""
         ...
@@ -380,8 +616,21 @@ class Store(Protocol):
         """Says that this incarnation lives, and what it serves, for `ttl` seconds."""
         ...
 
+    async def presence(self) -> Presence:
+        """Workers that said they live and have not been silent for longer than they promised."""
+        ...
+
     async def forget_worker(self, worker_id: str) -> None:
         """Says that this incarnation has ended."""
+        ...
+
+    async def unknown_steps(
+        self, *, queues: Sequence[str], steps: Collection[str], limit: int = 10_000
+    ) -> list[UnknownStep]:
+        """Steps that ready tasks of these queues wait for, and that are neither in `steps` nor known to a live worker.
+
+        By name. Looks at the `limit` tasks of each queue that are next to be claimed. Takes no locks.
+        """
         ...
 
     async def expire_leases_of_gone(self, host: str, boot_id: str, alive: Collection[tuple[int, float]]) -> list[str]:

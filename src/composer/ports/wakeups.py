@@ -100,6 +100,7 @@ class Wakeups:
         self._timers: set[Bell] = set()
         self._ends: dict[str, list[Callable[[RunEnd | None], None]]] = {}
         self._stops: set[Callable[[str], None]] = set()
+        self._watches: dict[str, set[Bell]] = {}
 
     # -- ringing -----------------------------------------------------------------------------------------
     def tasks_ready(self, queues: Iterable[str]) -> None:
@@ -114,8 +115,14 @@ class Wakeups:
         for bell in self._timers:
             bell.ring()
 
+    def run_changed(self, run_id: str) -> None:
+        """The run has taken a step, in this process: other processes announce ends only."""
+        for bell in self._watches.get(run_id, ()):
+            bell.ring()
+
     def run_ended(self, run_id: str, end: RunEnd | None) -> None:
         """The run has ended; `end` when this process knows how."""
+        self.run_changed(run_id)
         # A failed run can be retried by another process, of which nothing is heard: who asks for it later has to look.
         lasts = end is not None and end.status != RunStatus.FAILED and _is_small(end)
         self._recent[run_id] = end if lasts else None
@@ -142,6 +149,8 @@ class Wakeups:
     def look_for_ends(self) -> None:
         """Any run may have ended: whoever waits for one looks."""
         self.epoch += 1
+        for run_id in self._watches:
+            self.run_changed(run_id)
         for waiting in tuple(self._ends.values()):
             for heard in tuple(waiting):
                 heard(None)
@@ -180,6 +189,19 @@ class Wakeups:
             waiting.remove(heard)
             if not waiting:
                 del self._ends[run_id]
+
+    @contextmanager
+    def on_changes(self, run_id: str) -> Generator[Bell]:
+        """A bell for what happens to the run, as far as this process hears of it."""
+        bell = Bell()
+        self._watches.setdefault(run_id, set()).add(bell)
+        try:
+            yield bell
+        finally:
+            watches = self._watches[run_id]
+            watches.discard(bell)
+            if not watches:
+                del self._watches[run_id]
 
     @contextmanager
     def on_stops(self, heard: Callable[[str], None]) -> Generator[None]:

@@ -5,6 +5,11 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+_APART: Final = timedelta(minutes=5)
+"""How far a run's id and its creation may be apart: its maker's clock runs on between two words from the database."""
 
 
 class RunIds:
@@ -31,3 +36,14 @@ class RunIds:
         self._last = ticks
         value = (ticks >> 12 << 80) | (7 << 76) | ((ticks & 0xFFF) << 64) | (2 << 62) | secrets.randbits(62)
         return str(uuid.UUID(int=value))
+
+
+def id_bounds(since: datetime | None, until: datetime | None) -> tuple[str, str]:
+    """Ids between which every run created from `since` until `until` is, and few others."""
+    lowest = 0 if since is None else _ticks(since - _APART) << 80
+    highest = (1 << 128) - 1 if until is None else _ticks(until + _APART) << 80
+    return str(uuid.UUID(int=lowest)), str(uuid.UUID(int=highest))
+
+
+def _ticks(moment: datetime) -> int:
+    return max(0, (moment - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1))

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from composer.core.events import MapCounts
 from composer.core.snapshot import Snapshot
-from composer.ports.store import AuditedRun, HistoryRow, RunHead, RunRecord, TaskRecord
+from composer.ports.store import (
+    AuditedRun,
+    BegunTask,
+    HistoryRow,
+    ListedRun,
+    RunChanges,
+    RunHead,
+    RunRecord,
+    TaskRecord,
+)
 
 
 def head_of(row: Any, run_id: Any) -> RunHead:
@@ -17,9 +28,51 @@ def head_of(row: Any, run_id: Any) -> RunHead:
     return RunHead(str(run_id), row["plan"], snapshot, row["run_priority"])
 
 
+def map_counts(row: Any) -> MapCounts | None:
+    """How far a map is, of any row that has its columns; None when they are null."""
+    if row["total"] is None:
+        return None
+    return MapCounts(
+        row["total"], row["completed"], row["failed"], row["withdrawn"], row["expanded"], row["held"], row["tolerance"],
+        row["first_failed"], row["error"] or "", row["retries"],
+    )  # fmt: skip
+
+
 def run_record(rows: Sequence[Any]) -> RunRecord:
     """A run with its tasks, of the rows of get_run.sql."""
-    return _record(rows[0], [row for row in rows if row["node"] is not None])
+    maps = {row["node"]: row for row in rows if row["total"] is not None}
+    counts = {node: map_counts({**row, "error": row["map_error"]}) for node, row in maps.items()}
+    return _record(rows[0], [row for row in rows if row["node"] is not None], counts)
+
+
+def listed_run(row: Any) -> ListedRun:
+    """One row of list_runs.sql that has a run."""
+    return ListedRun(
+        head_of(row, row["id"]), row["workflow"], json.loads(row["tags"]), row["quarantine"], row["created_at"],
+        row["finished_at"], row["error"],
+    )  # fmt: skip
+
+
+def error_pattern(code: str) -> str:
+    """What list_runs.sql looks for in the text of an error. A cast to JSON would fail for an error with a NUL in it.
+
+    No text inside the JSON can look like it: quotes are escaped there.
+    """
+    return rf'"(code|kind)": ?{re.escape(json.dumps(code))}'
+
+
+def run_changes(rows: Sequence[Any]) -> RunChanges:
+    """A run's transitions, of the rows of changes.sql."""
+    history = [
+        HistoryRow(row["at_version"], row["at"], json.loads(row["changes"]))
+        for row in rows
+        if row["at_version"] is not None
+    ]
+    begun = [
+        BegunTask(node, attempt, delivery, stopped, worker, datetime.fromisoformat(at))
+        for node, attempt, delivery, stopped, worker, at in json.loads(rows[0]["begun"] or "[]")
+    ]
+    return RunChanges(head_of(rows[0], rows[0]["id"]), history, begun)
 
 
 def audited_run(row: Any) -> AuditedRun:
@@ -32,10 +85,11 @@ def audited_run(row: Any) -> AuditedRun:
         HistoryRow(each["version"], datetime.fromisoformat(each["at"]), json.loads(each["changes"]))
         for each in json.loads(row["history"] or "[]")
     ]
-    return AuditedRun(_record(row, tasks), history, frozenset(map(tuple, json.loads(row["dispatched"] or "[]"))))
+    maps = {each["node"]: map_counts(each) for each in json.loads(row["maps"] or "[]")}
+    return AuditedRun(_record(row, tasks, maps), history, frozenset(map(tuple, json.loads(row["dispatched"] or "[]"))))
 
 
-def _record(run: Any, tasks: Sequence[Mapping[str, Any]]) -> RunRecord:
+def _record(run: Any, tasks: Sequence[Mapping[str, Any]], maps: Mapping[int, MapCounts | None]) -> RunRecord:
     own = next((task for task in tasks if task["node"] == -1), None)
     return RunRecord(
         head=head_of(run, run["id"]),
@@ -53,6 +107,7 @@ def _record(run: Any, tasks: Sequence[Mapping[str, Any]]) -> RunRecord:
         output=own["output"] if own else None,
         error=own["error"] if own else None,
         tasks=[_task(task) for task in tasks if task["node"] >= 0],
+        maps={node: counts for node, counts in maps.items() if counts is not None},
     )
 
 

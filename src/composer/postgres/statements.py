@@ -18,18 +18,27 @@ class Statements:
     commit_one: str
     commit_steps: str
     commit_rare: str
+    commit_items: str
+    expand_map: str
+    withdraw_items: str
+    free_items: str
+    due_waits: str
+    load_signals: str
     renew: str
     leased_to: str
     load_heads: str
     load_values: str
     run_ends: str
     get_run: str
+    list_runs: str
+    changes: str
     audit: str
     expired: str
     move_due: str
     due_runs: str
     next_due: str
     repair_outbox: str
+    unknown_steps: str
 
 
 @cache
@@ -58,5 +67,7 @@ def for_schema(text: str, schema: str) -> str:
 
 def _read(name: str) -> str:
     text = (files("composer.postgres") / name).read_text(encoding="utf-8")
+    # A part that several statements have is a file of its own: its name begins with an underscore.
+    text = re.sub(r"-- include (_\w+)", lambda match: _read(f"sql/{match[1]}.sql"), text)
     # Comments are for readers: without them a statement is a third shorter in logs and on the wire.
     return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--"))

@@ -6,44 +6,77 @@ connection serves any call. One more connection listens. See ports/store.py for 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import random
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import anyio
 import asyncpg
 
-from composer.core.events import Delivery
-from composer.core.plan import Plan, plan_from_text
+from composer.core.events import Delivery, MapCounts, StoredSignal
+from composer.core.limits import MAX_PAYLOAD
+from composer.core.plan import Node, Plan, node_read, plan_from_text
 from composer.core.snapshot import Snapshot
+from composer.core.states import RunStatus
 from composer.ports.store import (
     AuditedRun,
     Beat,
+    Borrowed,
     ClaimedTask,
     CommitAnswer,
     CommitAnswers,
     Due,
+    DueWait,
     HistoryRow,
+    ItemAnswer,
+    ItemCommit,
+    MapPage,
     NewRun,
+    Presence,
     Renewal,
+    RunChanges,
     RunCommit,
     RunHead,
+    RunPage,
+    RunQuery,
     RunRecord,
     StartAnswer,
+    StoredValues,
+    UnknownStep,
     Verdict,
     WorkerRecord,
 )
 from composer.ports.wakeups import RunEnd, Wakeups
-from composer.postgres.encode import encode_one, encode_rare, encode_start, encode_start_one, encode_steps
+from composer.postgres.encode import (
+    encode_items,
+    encode_one,
+    encode_page,
+    encode_rare,
+    encode_start,
+    encode_start_one,
+    encode_steps,
+)
 from composer.postgres.errors import AGAIN_AT_ONCE, mapped
-from composer.postgres.ids import RunIds
+from composer.postgres.ids import RunIds, id_bounds
 from composer.postgres.listen import Listener
 from composer.postgres.migrate import check_schema, migrate
 from composer.postgres.partitions import make_partitions
-from composer.postgres.records import audited_run, head_of, run_record
+from composer.postgres.records import (
+    audited_run,
+    error_pattern,
+    head_of,
+    listed_run,
+    map_counts,
+    run_changes,
+    run_record,
+)
 from composer.postgres.statements import statements
+from composer.postgres.within import WHICH_DATABASE, BorrowedConnection, link_to
 
 log = logging.getLogger("composer.postgres")
 
@@ -79,8 +112,9 @@ class PostgresStore:
         connections: int = 8,
         migrate_first: bool = False,
         timeout: float = 30.0,
+        max_payload: int = MAX_PAYLOAD,
     ) -> None:
-        self.namespace = namespace
+        self.namespace, self.max_payload = namespace, max_payload
         self.wakeups = Wakeups()
         self.deadlocks = 0
         """Statements the server rolled back for a deadlock or a conflict, each then done again."""
@@ -91,11 +125,15 @@ class PostgresStore:
         self._sql = statements(schema)
         self._ids = RunIds()
         self._pool: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop that the connections belong to."""
         self._plans: dict[int, Plan] = {}
         self._plan_ids: dict[tuple[str, str, str], int] = {}
         self._repaired_to: tuple[datetime, str, int] = (_LONG_AGO, _FIRST_ID, 0)
         """Where the next page of repair_outbox begins: a run's creation and id, an outbox row's id."""
         self._opening = anyio.Lock()
+        self._database: tuple[str, str] | None = None
+        """The cluster's identifier and the database's oid, once somebody needed them."""
 
     # -- connections -----------------------------------------------------------------------------------
     async def open(self) -> None:
@@ -129,7 +167,7 @@ class PostgresStore:
             except BaseException:
                 pool.terminate()
                 raise
-            self._pool = pool
+            self._pool, self._loop = pool, asyncio.get_running_loop()
 
     def connection_options(self) -> dict[str, Any]:
         """Arguments of asyncpg.connect() for a connection of the engine."""
@@ -163,6 +201,7 @@ class PostgresStore:
             pooler=self._pooler,
             connections=2,
             timeout=self._timeout,
+            max_payload=self.max_payload,
         )
 
     async def listen(self) -> None:
@@ -177,6 +216,10 @@ class PostgresStore:
         if self._pool is None:
             await self.open()
         pool: Any = self._pool
+        if self._loop is not asyncio.get_running_loop():
+            raise RuntimeError(
+                "a client or worker was used from another event loop than the one it was opened in: open one in each loop"
+            )
         tries = 0
         while True:
             with mapped(doing):
@@ -245,12 +288,32 @@ class PostgresStore:
         )  # fmt: skip
         return rows[0]["id"] if rows else None
 
+    async def named_plan(self, workflow: str) -> int | None:
+        """The plan that new starts by this name use."""
+        rows = await self._fetch(
+            "looking for a workflow",
+            f"select plan from {self._schema}.workflows where namespace = $1 and name = $2",
+            self.namespace,
+            workflow,
+        )
+        return rows[0]["plan"] if rows else None
+
+    async def workflow_names(self, limit: int) -> list[str]:
+        """Names of the workflows that processes registered."""
+        rows = await self._fetch(
+            "listing workflows",
+            f'select name from {self._schema}.workflows where namespace = $1 order by name collate "C" limit $2',
+            self.namespace,
+            limit,
+        )
+        return [row["name"] for row in rows]
+
     # -- runs --------------------------------------------------------------------------------------------
     async def start_runs(self, runs: Sequence[NewRun], *, owner: str = "", lease: float = 0.0) -> list[StartAnswer]:
         """Stores new runs with their root tasks, in one statement."""
         if not runs:
             return []
-        if len(runs) == 1 and runs[0].key is None:
+        if len(runs) == 1 and runs[0].key is None and runs[0].transition.starts_are_ready:
             parameters = encode_start_one(self.namespace, runs[0], owner, lease)
             rows = await self._fetch("starting a run", self._sql.start_one, *parameters)
         else:
@@ -264,21 +327,44 @@ class PostgresStore:
                     run.plan.nodes[s.node].options.queue
                     for run in runs
                     for s in run.transition.starts
-                    if s.node not in run.leased
+                    if s.node not in run.leased and s.is_ready
                 }
             )
-            if any(run.is_scheduled or run.plan.timeout is not None for run in runs):
+            if any(
+                run.is_scheduled
+                or run.plan.timeout is not None
+                or any(s.wake_in is not None or s.wake_at is not None for s in run.transition.starts)
+                for run in runs
+            ):
                 self.wakeups.timer_set()
         return answers
+
+    def borrow(self, connection: object) -> Borrowed:
+        """The caller's connection, for starts within its transaction."""
+        return BorrowedConnection(link_to(connection), self.namespace, self._schema, self._which_database)
+
+    async def _which_database(self) -> tuple[str, str]:
+        if self._database is None:
+            (row,) = await self._fetch("asking which database this is", WHICH_DATABASE)
+            self._database = (row[0], row[1])
+        return self._database
 
     async def claim_tasks(
         self, *, queues: Sequence[str], steps: Collection[str], limit: int, owner: str, lease: float
     ) -> list[ClaimedTask]:
         """Leases ready tasks, arguments included, in one statement."""
         rows = await self._fetch(
-            "claiming tasks", self._sql.claim, self.namespace, list(queues), list(steps), limit, owner, lease
+            "claiming tasks",
+            self._sql.claim,
+            self.namespace,
+            list(queues),
+            list(steps),
+            limit,
+            owner,
+            lease,
+            random.getrandbits(1),
         )
-        return [_claimed(row, owner) for row in rows]
+        return _all_claimed(rows, owner)
 
     async def commit(self, commits: Sequence[RunCommit], *, owner: str = "", lease: float = 0.0) -> CommitAnswers:
         """Applies transitions: all ordinary ones in one statement, all rare ones in another."""
@@ -287,7 +373,8 @@ class PostgresStore:
         found: dict[str, CommitAnswer] = {}
         at = 0.0
         if ordinary:
-            if len(ordinary) == 1 and len(ordinary[0].transition.changes) == 1:
+            made = ordinary[0].transition
+            if len(ordinary) == 1 and len(made.changes) == 1 and made.starts_are_ready:
                 parameters = encode_one(self.namespace, ordinary[0], owner, lease)
                 rows = await self._fetch("committing", self._sql.commit_one, *parameters)
             else:
@@ -320,11 +407,16 @@ class PostgresStore:
             at = row["at"]
             made = commit.transition
             if row["won"]:
+                self.wakeups.run_changed(commit.run_id)
                 leased = commit.leased if handed_over else _NOBODY
                 found[commit.run_id] = CommitAnswer(commit.run_id, Verdict.WON, leased=leased)
                 if len(leased) < len(made.starts):
                     nodes = commit.plan.nodes
-                    ready.update(nodes[s.node].options.queue for s in made.starts if s.node not in leased)
+                    for start in made.starts:
+                        if start.waits:
+                            timer = timer or (start.wake_in is not None or start.wake_at is not None)
+                        elif start.is_ready and start.node not in leased:
+                            ready.add(nodes[start.node].options.queue)
                 for change in made.changes:
                     if change.delay is not None:
                         timer = True
@@ -351,21 +443,96 @@ class PostgresStore:
             self.wakeups.timer_set()
         return at
 
+    async def commit_items(self, commits: Sequence[ItemCommit]) -> list[ItemAnswer | None]:
+        """Applies reports about map items, in one statement."""
+        rows = await self._fetch("committing items", self._sql.commit_items, *encode_items(self.namespace, commits))
+        positions = [(c.run_id, change) for c in commits for change in c.changes]
+        by_run: dict[str, list[Any]] = {}
+        for row in rows:
+            by_run.setdefault(str(row["id"]), []).append(row)
+        answers: list[ItemAnswer | None] = []
+        timer = False
+        for commit in commits:
+            self.wakeups.run_changed(commit.run_id)
+            found = by_run.get(commit.run_id)
+            if found is None:
+                answers.append(None)
+                continue
+            made = [positions[ord - 1][1].change for ord in found[0]["ords"] or ()]
+            timer = timer or any(change.delay is not None for change in made)
+            counts = {row["node"]: map_counts(row) for row in found if row["node"] is not None}
+            answers.append(
+                ItemAnswer(
+                    head_of(found[0], commit.run_id),
+                    frozenset((change.node, change.item) for change in made),
+                    {node: each for node, each in counts.items() if each is not None},
+                    is_quarantined=found[0]["quarantine"] is not None,
+                )
+            )
+        if rows:
+            self._ids.heard(rows[0]["at"])
+            self.wakeups.tasks_ready(rows[0]["queues"] or ())
+        if timer:
+            self.wakeups.timer_set()
+        return answers
+
+    async def expand_map(self, page: MapPage) -> tuple[bool, MapCounts | None]:
+        """Stores the page if it is the map's next one."""
+        rows = await self._fetch("storing items", self._sql.expand_map, *encode_page(self.namespace, page))
+        if rows[0]["is_ready"]:
+            self.wakeups.tasks_ready({page.plan.nodes[page.node].options.queue})
+        return rows[0]["stored"], map_counts(rows[0])
+
+    async def withdraw_items(self, run_id: str, node: Node, limit: int) -> tuple[int, MapCounts | None]:
+        """Withdraws items of a draining map that have not begun."""
+        rows = await self._fetch(
+            "withdrawing items",
+            self._sql.withdraw_items,
+            self.namespace,
+            run_id,
+            node.index,
+            limit,
+            json.dumps(node.name),
+        )
+        return rows[0]["found"] or 0, map_counts(rows[0])
+
+    async def free_items(self, run_id: str, node: int) -> None:
+        """Makes held items ready for which a map has room."""
+        rows = await self._fetch("freeing items", self._sql.free_items, self.namespace, run_id, node)
+        self.wakeups.tasks_ready(rows[0]["queues"] or ())
+
+    async def take_due_waits(self, limit: int, pause: float) -> list[DueWait]:
+        """Waiting tasks that are due."""
+        rows = await self._fetch("looking for due waits", self._sql.due_waits, self.namespace, limit, pause)
+        return [
+            DueWait(head_of(row, row["run_id"]), row["node"], map_counts(row), row["attempt"], row["at"])
+            for row in rows
+        ]
+
+    async def load_signals(self, run_id: str, names: Sequence[str] | None = None) -> list[StoredSignal]:
+        """The run's signals, in the order they came."""
+        wanted = None if names is None else list(names)
+        rows = await self._fetch("reading signals", self._sql.load_signals, self.namespace, run_id, wanted)
+        return [StoredSignal(row["id"], row["name"], row["payload"], row["dedupe"], row["node"]) for row in rows]
+
     async def load_heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
         """Runs as they are now."""
         rows = await self._fetch("loading runs", self._sql.load_heads, self.namespace, list(run_ids))
         return {str(row["id"]): head_of(row, row["id"]) for row in rows}
 
-    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """Outputs of completed nodes."""
+    async def load_values(self, wanted: Sequence[tuple[str, int]]) -> StoredValues:
+        """What read codes give, and the errors of nodes among them that failed."""
         rows = await self._fetch(
             "loading outputs",
             self._sql.load_values,
             self.namespace,
             [run for run, _ in wanted],
-            [node for _, node in wanted],
+            [code for _, code in wanted],
         )
-        return {(str(row["run_id"]), row["node"]): row["value"] for row in rows}
+        return StoredValues(
+            {(str(row["run_id"]), row["code"]): row["value"] for row in rows if row["value"] is not None},
+            {(str(row["run_id"]), node_read(row["code"])[0]): row["error"] for row in rows if row["error"] is not None},
+        )
 
     async def leased_to(self, owner: str, run_ids: Sequence[str] | None) -> list[ClaimedTask]:
         """Tasks of these runs, or of all, that `owner` holds."""
@@ -373,7 +540,7 @@ class PostgresStore:
             held = f"select distinct run_id from {self._schema}.tasks where state = 'leased' and namespace = $1 and lease_owner = $2"
             run_ids = [str(row["run_id"]) for row in await self._fetch("reading back", held, self.namespace, owner)]
         rows = await self._fetch("reading back", self._sql.leased_to, self.namespace, owner, list(run_ids))
-        return [_claimed(row, owner) for row in rows]
+        return _all_claimed(rows, owner)
 
     async def renew(self, beats: Sequence[Beat], *, owner: str) -> list[Renewal]:
         """Extends leases and keeps heartbeat details, in one statement."""
@@ -469,6 +636,24 @@ class PostgresStore:
         rows = await self._fetch("reading a run", self._sql.get_run, self.namespace, run_id)
         return run_record(rows) if rows else None
 
+    async def list_runs(self, query: RunQuery, after: str | None, limit: int) -> RunPage:
+        """The next runs behind `after`."""
+        lowest, highest = id_bounds(query.since, query.until)
+        if after is not None:
+            lowest, highest = (lowest, min(highest, after)) if query.newest_first else (max(lowest, after), highest)
+        rows = await self._fetch(
+            "listing runs", self._sql.list_runs, self.namespace, query.workflow, sorted(query.statuses or RunStatus),
+            query.newest_first, lowest, highest, limit, json.dumps(dict(query.tags)) if query.tags else None,
+            query.error_code and error_pattern(query.error_code), query.since, query.until,
+        )  # fmt: skip
+        reached = str(rows[0]["reached"]) if rows[0]["looked"] == limit else None
+        return RunPage([listed_run(row) for row in rows if row["id"] is not None], reached)
+
+    async def changes(self, run_id: str, after_version: int, limit: int) -> RunChanges | None:
+        """A run and its transitions above a version, in one statement: one instant."""
+        rows = await self._fetch("following a run", self._sql.changes, self.namespace, run_id, after_version, limit)
+        return run_changes(rows) if rows else None
+
     async def audit(self, after: str | None, limit: int) -> list[AuditedRun]:
         """Runs with all there is of them, in one statement: one instant."""
         rows = await self._fetch("auditing runs", self._sql.audit, self.namespace, after or _FIRST_ID, limit)
@@ -500,6 +685,23 @@ class PostgresStore:
             list(worker.steps), ttl,
         )  # fmt: skip
 
+    async def presence(self) -> Presence:
+        """Workers whose registrations have not lapsed."""
+        rows = await self._fetch(
+            "looking for workers",
+            "select clock_timestamp() as at, w.* from (select 1) one left join (select id, host, boot_id, pid, started_at, queues, steps "
+            f"from {self._schema}.workers where namespace = $1 and expires_at > clock_timestamp() order by id) w on true",
+            self.namespace,
+        )  # fmt: skip
+        found = [
+            WorkerRecord(
+                row["id"], row["host"], row["boot_id"], row["pid"], row["started_at"], row["queues"], row["steps"]
+            )
+            for row in rows
+            if row["id"] is not None
+        ]
+        return Presence(rows[0]["at"], found)
+
     async def forget_worker(self, worker_id: str) -> None:
         """Says that this incarnation has ended."""
         s = self._schema
@@ -508,6 +710,20 @@ class PostgresStore:
             f"with s as (delete from {s}.sleepers where namespace = $1 and id = $2) delete from {s}.workers where namespace = $1 and id = $2",
             self.namespace, worker_id,
         )  # fmt: skip
+
+    async def unknown_steps(
+        self, *, queues: Sequence[str], steps: Collection[str], limit: int = 10_000
+    ) -> list[UnknownStep]:
+        """Steps that wait and that nobody knows."""
+        rows = await self._fetch(
+            "looking for steps that nobody knows",
+            self._sql.unknown_steps,
+            self.namespace,
+            list(queues),
+            list(steps),
+            limit,
+        )
+        return [UnknownStep(row["step"], row["tasks"], str(row["run_id"])) for row in rows]
 
     async def expire_leases_of_gone(self, host: str, boot_id: str, alive: Collection[tuple[int, float]]) -> list[str]:
         """Ends at once the leases of registered workers of this host that are gone."""
@@ -575,8 +791,33 @@ def _delivery(row: Any, owner: str) -> Delivery:
     )
 
 
+def _all_claimed(rows: Sequence[Any], owner: str) -> list[ClaimedTask]:
+    """The claimed tasks of some rows. What items of one map read is sent with the first of them only."""
+    tasks = [_claimed(row, owner) for row in rows]
+    shared = {
+        (task.run.run_id, task.task.node): task
+        for task in tasks
+        if task.task.item >= 0 and (task.values or task.errors)
+    }
+    if not shared:
+        return tasks
+    return [
+        replace(task, values=first.values, errors=first.errors)
+        if task.task.item >= 0 and (first := shared.get((task.run.run_id, task.task.node)))
+        else task
+        for task in tasks
+    ]
+
+
 def _claimed(row: Any, owner: str) -> ClaimedTask:
-    values = dict(zip(row["nodes"], row["outputs"], strict=True)) if row["nodes"] else {}
+    values: dict[int, str] = {}
+    errors: dict[int, str] = {}
+    if row["nodes"]:
+        for code, output, error in zip(row["nodes"], row["outputs"], row["errors"], strict=True):
+            if output is not None:
+                values[code] = output
+            if error is not None:
+                errors[node_read(code)[0]] = error
     return ClaimedTask(
-        head_of(row, row["run_id"]), _delivery(row, owner), row["step"], values, row["input"], row["details"]
+        head_of(row, row["run_id"]), _delivery(row, owner), row["step"], values, row["input"], row["details"], errors
     )

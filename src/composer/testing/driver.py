@@ -17,20 +17,25 @@ import anyio
 from typing_extensions import TypeVarTuple, Unpack
 
 from composer.apply import Applier
+from composer.client.signals import checked_payload
 from composer.client.starting import checked_workflow, encoded_input, new_run
 from composer.client.views import NodeView, RunView, failure_of, view
 from composer.coordinator.recovery import recover
 from composer.coordinator.timers import fire_due
-from composer.core.events import Report
+from composer.core.durations import seconds
+from composer.core.events import Report, Signalled
 from composer.core.limits import MAX_PAYLOAD
 from composer.core.states import RunStatus
+from composer.define.context import NO_LIFESPAN
 from composer.define.step import Step
+from composer.define.surroundings import Around
 from composer.define.workflow import Startable, Workflow
 from composer.errors import ComposerError
 from composer.memory.store import MemoryStore
 from composer.ports.store import ClaimedTask, HistoryRow
 from composer.testing.clock import VirtualClock
 from composer.worker.attempt import Attempt
+from composer.worker.processes import ProcessPool
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -43,6 +48,14 @@ class WorkflowStuck(ComposerError):
     """The run has not ended, and nothing will ever move it. Lists the nodes that are open."""
 
     code = "workflow-stuck"
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A signal's payload in run_workflow(signals=...) that is sent `delay` seconds after the run's start, on its own clock."""
+
+    delay: float | timedelta | str
+    payload: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +112,31 @@ async def run_workflow(
     crash: Step[..., Any] | Mapping[Step[..., Any], int] | None = None,
     crash_after: int | None = None,
     clock: VirtualClock | None = None,
+    signals: Mapping[str, Any] | None = None,
+    resources: Any = NO_LIFESPAN,
+    around: Sequence[Around] = (),
 ) -> WorkflowResult[R]:
     """Runs a workflow to its end, in memory, on a virtual clock.
 
     `replace` gives steps other bodies (same parameters; plain or async). `crash` names a step whose worker dies with
     the first body of it, or with the first n: after the body has run, before its result is stored. `crash_after=n`
-    kills the worker right after the nth transition of the run. Raises WorkflowStuck when the run can never end.
+    kills the worker right after the nth transition of the run. `signals` are payloads by event, sent right after the start
+    or, with Later(delay, payload), some time after it; a list sends several. `resources` is what steps find in
+    step_context().resources, `around` what stands around each attempt, as @around_step does in a worker. Steps with
+    isolation="process" run in threads here. Raises PayloadError, UnknownEvent for signals the workflow does not wait for,
+    WorkflowStuck when the run can never end.
     """
     flow: Workflow[..., R] = checked_workflow(workflow)
     crashes = dict(crash) if isinstance(crash, Mapping) else {crash: 1} if crash is not None else {}
     driver = _Driver(
-        flow, dict(replace or {}), {step.name: n for step, n in crashes.items()}, crash_after, clock or VirtualClock()
+        flow,
+        dict(replace or {}),
+        {step.name: n for step, n in crashes.items()},
+        crash_after,
+        clock or VirtualClock(),
+        signals or {},
     )
+    driver.resources, driver.around = resources, around
     return await driver.run(args)
 
 
@@ -119,20 +145,34 @@ async def crash_everywhere(
     /,
     *args: Unpack[Ts],
     replace: Mapping[Step[..., Any], Callable[..., Any]] | None = None,
+    signals: Mapping[str, Any] | None = None,
+    resources: Any = NO_LIFESPAN,
+    around: Sequence[Around] = (),
 ) -> list[WorkflowResult[R]]:
     """The run without a crash first, then once more for each of its transitions, with the worker killed right after it."""
-    calm = await run_workflow(workflow, *args, replace=replace)
+
+    async def run(crash_after: int | None) -> WorkflowResult[R]:
+        return await run_workflow(
+            workflow,
+            *args,
+            replace=replace,
+            crash_after=crash_after,
+            resources=resources,
+            around=around,
+            signals=signals,
+        )
+
+    calm = await run(None)
     transitions = calm.run.has_ended and len(calm.history)
-    return [
-        calm,
-        *[await run_workflow(workflow, *args, replace=replace, crash_after=n) for n in range(1, int(transitions))],
-    ]
+    return [calm, *[await run(n) for n in range(1, int(transitions))]]
 
 
 class _Driver:
     """Worker and coordinator of one run."""
 
-    resources: Any = None
+    resources: Any
+    around: Sequence[Around]
+    processes: ProcessPool | None = None
     max_payload = MAX_PAYLOAD
     closing = False
 
@@ -143,6 +183,7 @@ class _Driver:
         crashes: dict[str, int],
         crash_after: int | None,
         clock: VirtualClock,
+        signals: Mapping[str, Any],
     ) -> None:
         bodies = {step.name: body for step, body in replace.items()}
         self._flow = flow
@@ -155,6 +196,9 @@ class _Driver:
                 f"replace= names steps that workflow {flow.name} does not use: {', '.join(sorted(unknown))}"
             )
         self._crashes, self._crash_after, self._clock = crashes, crash_after, clock
+        self._given = signals
+        self._signals: list[tuple[float, str, str]] = []
+        """Signals to be sent, each with its moment on the run's clock."""
         self._store = MemoryStore(clock=clock)
         self._applier = Applier(self._store, owner="test", lease=LEASE)
         self._attempts: set[Attempt] = set()
@@ -169,6 +213,12 @@ class _Driver:
         plan_id = await store.register_plan(flow.plan)
         run_id = (await store.mint_run_ids(1))[0]
         new = new_run(run_id, flow.name, flow.plan, plan_id, text, key=None, priority=0, tags={}, starts=(None, None))
+        for event, given in self._given.items():
+            for each in given if isinstance(given, list) else [given]:
+                later = each if isinstance(each, Later) else Later(0.0, each)
+                payload = checked_payload(run_id, flow.plan, event, later.payload)
+                self._signals.append((seconds(later.delay, what="Later(delay)"), event, payload))
+        self._signals.sort(key=lambda each: each[0])
         await store.start_runs([new])
         try:
             with store.wakeups.on_stops(self._stopped):
@@ -196,6 +246,10 @@ class _Driver:
         store = self._store
         if (await store.run_ends([run_id]))[run_id].status in ("completed", "failed", "cancelled"):
             return True
+        if self._signals and self._signals[0][0] <= self._clock.elapsed.total_seconds():
+            _, event, payload = self._signals.pop(0)
+            await self._applier.apply({run_id: [Signalled(event, payload)]})
+            return False
         claimed = await store.claim_tasks(
             queues=self._queues(), steps=self._steps, limit=1_000, owner="test", lease=LEASE
         )
@@ -248,7 +302,9 @@ class _Driver:
     async def _turn_clock(self, run_id: str) -> None:
         """Nothing is left to do at this moment: on to the next."""
         store = self._store
-        moments = [moment for moment in (await store.next_due_in(), store.next_lease_end_in()) if moment is not None]
+        signal_in = self._signals[0][0] - self._clock.elapsed.total_seconds() if self._signals else None
+        possible = (await store.next_due_in(), store.next_lease_end_in(), signal_in)
+        moments = [moment for moment in possible if moment is not None]
         if not moments:
             raise WorkflowStuck(await self._why_stuck(run_id))
         # A lease is over once its end has passed, hence a little more than the distance to it.

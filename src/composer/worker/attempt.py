@@ -11,11 +11,13 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from json import dumps
 from typing import Any, Final, Protocol
 
 import anyio
 import anyio.to_thread
+from anyio.lowlevel import RunVar
 
 from composer.core.events import (
     Delivery,
@@ -28,12 +30,15 @@ from composer.core.events import (
     StepSnoozed,
 )
 from composer.core.expressions import Unreadable, render
-from composer.core.plan import Node, Plan
+from composer.core.plan import Node, Plan, node_of
+from composer.core.values import Values, absent_parts
 from composer.define.context import StepContext, enter, leave
 from composer.define.step import Step
-from composer.errors import NonRetryable, PayloadError, PayloadTooLarge, RetryAfter, Snooze, StepCancelled, sole_error
+from composer.define.surroundings import Around
+from composer.errors import PayloadError, ProcessStepError, Snooze, StepCancelled
 from composer.ports.store import ClaimedTask
-from composer.worker.failures import failure_of, storable
+from composer.worker.failures import Raised, mismatch, raised_by, refused, storable
+from composer.worker.processes import ProcessDied, ProcessPool, StepProcess
 
 log = logging.getLogger("composer.worker")
 
@@ -47,6 +52,10 @@ class Host(Protocol):
     resources: Any
     max_payload: int
     """Bytes that a result or a checkpoint may have."""
+    around: Sequence[Around]
+    """What stands around each attempt, the outermost first."""
+    processes: ProcessPool | None
+    """Where process steps run; None has them run in threads."""
     closing: bool
     """Whether the worker is being torn down."""
 
@@ -67,8 +76,8 @@ class Attempt:
     """A running attempt. Also the link between the step's context and its worker."""
 
     __slots__ = (
-        "beaten", "claimed", "details", "ended", "host", "node", "over", "overtime", "plan", "released", "reported", "started", "step",
-        "stopped", "thread", "warned", "work",
+        "beaten", "claimed", "crossed", "details", "ended", "host", "node", "over", "overtime", "plan", "process", "released", "reported",
+        "started", "step", "stopped", "thread", "thrown", "warned", "work",
     )  # fmt: skip
 
     def __init__(self, host: Host, claimed: ClaimedTask, plan: Plan, step: Step[..., Any]) -> None:
@@ -88,6 +97,12 @@ class Attempt:
         """Whether `run` is through."""
         self.thread = False
         """Whether a thread runs the body now."""
+        self.process: StepProcess | None = None
+        """The process that runs the body."""
+        self.crossed: tuple[Any, str] | None = None
+        """A result that came from a process, and the text it came as: it need not be encoded once more."""
+        self.thrown: tuple[ProcessStepError, Raised] | None = None
+        """What a process step raised, and what its process made of it."""
         self.beaten = False
         self.details: str | None = None
         self.started = time.monotonic()
@@ -98,21 +113,12 @@ class Attempt:
         """The delivery it answers."""
         return self.claimed.task
 
-    def answers(self, task: Delivery) -> bool:
-        """Whether it is the attempt of this delivery, whatever else the two know of it."""
-        mine = self.claimed.task
-        return (mine.node, mine.item, mine.attempt, mine.delivery) == (
-            task.node,
-            task.item,
-            task.attempt,
-            task.delivery,
-        )
-
     def facts(self) -> dict[str, Any]:
         """What log lines say about it."""
         task = self.claimed.task
         return {
             "run_id": self.claimed.run.run_id,
+            "workflow": self.plan.workflow,
             "node": self.node.name,
             "step": self.node.step,
             "attempt": task.attempt,
@@ -144,10 +150,14 @@ class Attempt:
         try:
             arguments = self._arguments()
             event = arguments if isinstance(arguments, StepFailed) else await self._body(*arguments)
-        except GeneratorExit as error:
-            # One that comes out of something awaited closes the coroutines on its way: what `_body` returned is lost.
-            if not self.host.closing:
-                event = self._raised(error)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            # A GeneratorExit out of something awaited closes the coroutines on its way, so that what `_body` made of it is
+            # lost; and types of the user's that raise something odd are asked outside of it.
+            if self.host.closing:
+                raise
+            event = self._raised(error)
         finally:
             self._end(event)
 
@@ -185,10 +195,16 @@ class Attempt:
             self.ended = True
             self.host.body_ended(self)
 
+    @property
+    def _pool(self) -> ProcessPool | None:
+        """The processes among which the step has to run; None for the loop or a thread."""
+        return self.host.processes if self.step.isolation == "process" else None
+
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]] | StepFailed:
         try:
-            text = render(self.plan, self.node.args, self.claimed.values.__getitem__)
-            return self.step.decode_arguments(text)
+            text = arguments_text(self.plan, self.node, self.claimed)
+            # A process reads them itself.
+            return ((text,), {}) if self._pool is not None else self.step.decode_arguments(text)
         except Unreadable as error:
             why = f"the arguments of step {self.node.step} cannot be read: {error}"
         except PayloadError as error:
@@ -196,9 +212,9 @@ class Attempt:
         except ValueError as error:
             why = f"the stored arguments of step {self.node.step} are no JSON: {error}"
         except KeyError as error:
-            why = f"the output of node {self.plan.nodes[error.args[0]].name if error.args[0] >= 0 else 'input'} is missing"
-        failure = Failure(FailureKind.PAYLOAD_MISMATCH, "PayloadMismatch", storable(why))
-        return self._failed(failure, retryable=False)
+            node = node_of(error.args[0])
+            why = f"the output of node {self.plan.nodes[node].name if node >= 0 else 'input'} is missing"
+        return self._refused(mismatch(why))
 
     async def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
         claimed, node, step = self.claimed, self.node, self.step
@@ -207,22 +223,25 @@ class Attempt:
             attempt=claimed.task.attempt, fence=claimed.task.delivery, details=claimed.details, resources=self.host.resources,
             link=self, max_payload=self.host.max_payload,
         )  # fmt: skip
-        timeout = node.options.timeout
         timer: asyncio.TimerHandle | None = None
-        if timeout is not None:
-            timer = asyncio.get_running_loop().call_later(timeout, self._timed_out, timeout)
         token = enter(context)
         try:
-            value = await step.fn(*args, **kwargs) if step.is_async else await self._in_thread(step.fn, args, kwargs)
+            if self._pool is not None:
+                # Before its time begins: a new process first imports its modules.
+                self.process = await self._pool.acquire()
+            timeout = node.options.timeout
+            if timeout is not None:
+                timer = asyncio.get_running_loop().call_later(timeout, self._timed_out, timeout)
+            call = self._call(args, kwargs)
+            value = await (_surrounded(call, self.host.around, context) if self.host.around else call())
             return StepReleased(self.task, self.details) if self.stopped else self._completed(value)
-        except Snooze as error:
-            return StepSnoozed(self.task, max(0.0, error.delay), self.details)
-        except StepCancelled:
-            return StepReleased(self.task, self.details)
         except asyncio.CancelledError:
             if self.stopped or self.host.closing:
                 return StepReleased(self.task, self.details)
             return self._raised(RuntimeError("the step was cancelled, and not by Composer"))
+        except ProcessDied as error:
+            why = f"step {step.name} did not end: {error}"
+            return self._failed(Failure(FailureKind.PROCESS_DIED, "ProcessDied", storable(why)), retryable=True)
         except BaseException as error:
             # SystemExit and KeyboardInterrupt out of user code too: only the worker's own signal ends the worker.
             return self._raised(error)
@@ -230,15 +249,69 @@ class Attempt:
             leave(token)
             if timer is not None:
                 timer.cancel()
+            if self.process is not None and self._pool is not None:
+                self._pool.release(self.process)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Awaitable[Any]]:
+        """What runs the body, where it has to run."""
+        fn = self.step.fn
+        if self.step.is_async:
+            return lambda: fn(*args, **kwargs)
+        if self._pool is not None:
+            return lambda: self._in_process(args[0])
+        return lambda: self._in_thread(fn, args, kwargs)
 
     def _completed(self, value: Any) -> Report:
+        crossed = self.crossed
         try:
-            text = self.step.encode_result(value, self.host.max_payload)
+            text = (
+                crossed[1] if crossed and value is crossed[0] else self.step.encode_result(value, self.host.max_payload)
+            )
         except PayloadError as error:
-            # Without the traceback: nothing in it is the user's.
-            failure = Failure(_kind_of(error), type(error).__name__, storable(str(error)))
-            return self._failed(failure, retryable=False)
+            return self._refused(refused(error))
         return StepCompleted(self.task, text)
+
+    async def _in_process(self, arguments: str) -> Any:
+        """Runs a plain function in a process of its own, which whatever stops the body kills."""
+        pool, context = self._pool, self.claimed
+        assert pool is not None
+        assert self.process is not None
+        request = {
+            "arguments": arguments,
+            "context": {
+                "run_id": context.run.run_id, "workflow": self.plan.workflow, "node": self.node.name, "item": self.task.item,
+                "attempt": self.task.attempt, "fence": self.task.delivery, "details": self.details or context.details,
+                "max_payload": self.host.max_payload,
+            },
+        }  # fmt: skip
+        try:
+            frame = await pool.run(self.process, self.step.name, request, beat=self.beat)
+        except ProcessDied as error:
+            if error.began:
+                raise
+            # It had died while it was idle, which is nothing to this step.
+            pool.release(self.process)
+            self.process = None
+            self.process = await pool.acquire()
+            frame = await pool.run(self.process, self.step.name, request, beat=self.beat)
+        self.details = frame["details"] or self.details
+        return self._received(frame)
+
+    def _received(self, frame: Mapping[str, Any]) -> Any:
+        """What the body in the process returned; raises what it raised."""
+        if "completed" in frame:
+            text: str = frame["completed"]
+            # Only an around_step looks at the value.
+            self.crossed = (self.step.decode_result(text) if self.host.around else object(), text)
+            return self.crossed[0]
+        if "snoozed" in frame:
+            raise Snooze(frame["snoozed"])
+        if "cancelled" in frame:
+            raise StepCancelled
+        raised = Raised.of_frame(frame)
+        error = ProcessStepError(raised.failure.type, raised.failure.message, raised.failure.traceback)
+        self.thrown = error, raised
+        raise error
 
     async def _in_thread(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a plain function in a thread. A thread cannot be stopped: cancelled, it is left behind, with its slot."""
@@ -295,36 +368,60 @@ class Attempt:
             self.report(self.overtime)
 
     def _raised(self, error: BaseException) -> Report:
-        """What an exception comes to. Of a task group with one error, that error counts."""
-        sole = sole_error(error)
-        if isinstance(sole, Snooze):
-            return StepSnoozed(self.task, max(0.0, sole.delay), self.details)
-        if isinstance(sole, StepCancelled):
+        thrown = self.thrown
+        known = thrown is not None and error is thrown[0]
+        raised = thrown[1] if thrown and known else raised_by(error, self.step.retries.no_retry_on)
+        if isinstance(raised, Snooze):
+            return StepSnoozed(self.task, max(0.0, raised.delay), self.details)
+        if isinstance(raised, StepCancelled):
             return StepReleased(self.task, self.details)
-        delay = max(0.0, sole.delay) if isinstance(sole, RetryAfter) else None
-        # A payload that does not fit now will not fit the next time.
-        retryable = not isinstance(sole, (NonRetryable, PayloadError, *self.step.retries.no_retry_on))
-        cause = error
-        if isinstance(sole, (NonRetryable, RetryAfter)) and sole.__cause__ is not None:
-            cause = sole.__cause__
-        kind = _kind_of(sole) if isinstance(sole, PayloadError) else FailureKind.ERROR
-        failure = failure_of(error, kind, named=cause, below=__file__)
-        return self._failed(failure, retryable=retryable, retry_after=delay)
+        return self._refused(raised)
+
+    def _refused(self, raised: Raised) -> StepFailed:
+        return self._failed(raised.failure, retryable=raised.retryable, retry_after=raised.retry_after)
 
     def _failed(self, failure: Failure, *, retryable: bool, retry_after: float | None = None) -> StepFailed:
         return StepFailed(self.task, failure, retryable, retry_after, random.random(), self.details)
 
 
-_limiters: dict[int, anyio.CapacityLimiter] = {}
+def arguments_text(plan: Plan, node: Node, claimed: ClaimedTask) -> str:
+    """The arguments of a claimed task as a JSON object. Raises Unreadable, KeyError for a value that was not handed over."""
+    reads = {**claimed.values, **absent_parts(node.reads, claimed.values)}
+    values = Values.of(claimed.run.snapshot, reads, claimed.errors)
+    if not node.over:
+        return render(plan, node.args, values)
+    fixed = {name: template for name, template in node.args.items() if name != node.over}
+    item = f"{dumps(node.over)}:{claimed.input}"
+    return f"{{{item},{render(plan, fixed, values)[1:]}" if fixed else f"{{{item}}}"
+
+
+async def _surrounded(call: Callable[[], Awaitable[Any]], around: Sequence[Around], context: StepContext) -> Any:
+    """The result of `call` through what stands around it."""
+    outermost, *inner = around
+    given: Any = None
+
+    async def inside() -> Any:
+        nonlocal given
+        given = await (_surrounded(call, inner, context) if inner else call())
+        return given
+
+    value = await outermost(context, inside)
+    if value is None and given is not None:
+        raise TypeError(
+            f"around_step {getattr(outermost, '__name__', outermost)} returned None in place of the step's result: "
+            "end it with `return await call()`"
+        )
+    return value
+
+
+_limiter: Final = RunVar[anyio.CapacityLimiter]("composer_unlimited")
 
 
 def _unlimited() -> anyio.CapacityLimiter:
     """One limiter a loop that limits nothing."""
-    loop = id(asyncio.get_running_loop())
-    if loop not in _limiters:
-        _limiters[loop] = anyio.CapacityLimiter(float("inf"))
-    return _limiters[loop]
-
-
-def _kind_of(error: PayloadError) -> FailureKind:
-    return FailureKind.PAYLOAD_TOO_LARGE if isinstance(error, PayloadTooLarge) else FailureKind.PAYLOAD
+    try:
+        return _limiter.get()
+    except LookupError:
+        made = anyio.CapacityLimiter(float("inf"))
+        _limiter.set(made)
+        return made

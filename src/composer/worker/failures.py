@@ -8,12 +8,17 @@ failure needs none of its classes.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from composer.core.events import Failure, FailureKind
+from composer.errors import NonRetryable, PayloadError, PayloadTooLarge, RetryAfter, Snooze, StepCancelled, sole_error
 
+_ENGINE: Final = f"{Path(__file__).parent}/"
+"""Frames of files in here say nothing to a reader."""
 MOST_TEXT: Final = 16_000
 """Characters of a message and of a traceback that are kept."""
 _MOST_NAME: Final = 200
@@ -25,15 +30,72 @@ _MOST_MEMBERS: Final = 5
 _MOST_FRAMES: Final = 30
 
 
-def failure_of(error: BaseException, kind: FailureKind, *, named: BaseException, below: str) -> Failure:
-    """The failure as it is stored. `named` gives the type name; frames up to the last one of file `below` are left out."""
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What an exception of a body means for its attempt."""
+
+    failure: Failure
+    retryable: bool
+    retry_after: float | None = None
+
+    def frame(self) -> dict[str, Any]:
+        """Its way from a step's own process to the worker, as JSON."""
+        failure = self.failure
+        return {
+            "failed": [failure.kind, failure.type, failure.message, failure.traceback, failure.causes],
+            "retryable": self.retryable,
+            "retry_after": self.retry_after,
+        }
+
+    @staticmethod
+    def of_frame(frame: Mapping[str, Any]) -> Raised:
+        """What `frame` sent."""
+        kind, type_name, message, trace, causes = frame["failed"]
+        failure = Failure(FailureKind(kind), type_name, message, trace, tuple(causes))
+        return Raised(failure, frame["retryable"], frame["retry_after"])
+
+
+def raised_by(error: BaseException, no_retry_on: Sequence[type[BaseException]]) -> Raised | Snooze | StepCancelled:
+    """What an exception of a body means, under a policy's `no_retry_on`. Never raises, whatever the exception is.
+
+    Of a task group with one error, that error counts.
+    """
+    sole = sole_error(error)
+    if isinstance(sole, (Snooze, StepCancelled)):
+        return sole
+    delay = max(0.0, sole.delay) if isinstance(sole, RetryAfter) else None
+    # A payload that does not fit now will not fit the next time.
+    retryable = not isinstance(sole, (NonRetryable, PayloadError, *no_retry_on))
+    cause = error
+    if isinstance(sole, (NonRetryable, RetryAfter)) and sole.__cause__ is not None:
+        cause = sole.__cause__
+    kind = _kind_of(sole) if isinstance(sole, PayloadError) else FailureKind.ERROR
+    return Raised(_failure_of(error, kind, named=cause), retryable, delay)
+
+
+def refused(error: PayloadError) -> Raised:
+    """A result that cannot be kept. Without a traceback: nothing in it is the user's."""
+    return Raised(Failure(_kind_of(error), type(error).__name__, storable(str(error))), retryable=False)
+
+
+def mismatch(why: str) -> Raised:
+    """Stored arguments that the step as it is now cannot take."""
+    return Raised(Failure(FailureKind.PAYLOAD_MISMATCH, "PayloadMismatch", storable(why)), retryable=False)
+
+
+def _kind_of(error: PayloadError) -> FailureKind:
+    return FailureKind.PAYLOAD_TOO_LARGE if isinstance(error, PayloadTooLarge) else FailureKind.PAYLOAD
+
+
+def _failure_of(error: BaseException, kind: FailureKind, *, named: BaseException) -> Failure:
+    """The failure as it is stored. `named` gives the type name."""
     behind = list(_behind(error))
     kept = behind if len(behind) <= _MOST_CAUSES else [*behind[: _MOST_CAUSES - 1], behind[-1]]
     causes = [_line(each) for each in kept if each is not named]
     left_out = len(behind) - len(kept)
     if left_out:
         causes.insert(-1, f"... {left_out} more ...")
-    return Failure(kind, name_of(named), text_of(error), _traceback_of(error, kept, left_out, below), tuple(causes))
+    return Failure(kind, name_of(named), text_of(error), _traceback_of(error, kept, left_out), tuple(causes))
 
 
 def storable(text: str) -> str:
@@ -95,12 +157,12 @@ def _behind(error: BaseException) -> Iterator[BaseException]:
 _THEN: Final = "\n... and then:\n\n"
 
 
-def _traceback_of(error: BaseException, causes: list[BaseException], left_out: int, below: str) -> str:
+def _traceback_of(error: BaseException, causes: list[BaseException], left_out: int) -> str:
     """Much as Python prints it, the oldest cause first, without locals: they hold what must not be stored.
 
     Python's own TracebackException would read a chain whole, however long, once for each exception in it.
     """
-    parts = [_one_traceback(each, below) for each in (error, *causes)]
+    parts = [_one_traceback(each) for each in (error, *causes)]
     if left_out:
         parts.insert(-1, f"... {left_out} more exceptions ...\n")
     # Each gets its share, so that a long one cannot push the others out.
@@ -108,13 +170,12 @@ def _traceback_of(error: BaseException, causes: list[BaseException], left_out: i
     return _THEN.join(_end_of(part, share) for part in reversed(parts))
 
 
-def _one_traceback(error: BaseException, below: str) -> str:
+def _one_traceback(error: BaseException) -> str:
     """The frames of one exception and its text; of a group also those of the first exceptions in it."""
     try:
-        # The engine's own frames say nothing to a reader.
         trace = outermost = error.__traceback__
         while trace is not None:
-            if trace.tb_frame.f_code.co_filename == below:
+            if trace.tb_frame.f_code.co_filename.startswith(_ENGINE):
                 outermost = trace.tb_next
             trace = trace.tb_next
         frames = traceback.format_list(traceback.extract_tb(outermost, limit=-_MOST_FRAMES))
@@ -125,7 +186,7 @@ def _one_traceback(error: BaseException, below: str) -> str:
         return f"{name_of(error)}: {text_of(error)}\n<its traceback cannot be made: {name_of(second)}>\n"
     if isinstance(error, BaseExceptionGroup):
         for number, each in enumerate(list(_members(error))[:_MOST_MEMBERS], 1):
-            text += f"\n{number}: {_one_traceback(each, below)}"
+            text += f"\n{number}: {_one_traceback(each)}"
             text += "".join(f"caused by {_line(cause)}\n" for cause in islice(_behind(each), 1))
     return text
 

@@ -9,6 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+step_process_of: int | None = None
+"""Process id of the worker, in a process that only runs its steps; None in every other process."""
+
 
 def new_id() -> str:
     """An id for a worker of this process, readable in a log and unique for ever."""

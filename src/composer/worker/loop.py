@@ -3,7 +3,7 @@
 Four things go on side by side, in one task group:
 
 - the claimer leases ready tasks while slots are free, and sleeps while there is nothing to do;
-- the bodies, one task each; plain functions in threads;
+- the bodies, one task each; plain functions in threads, or in processes (processes.py);
 - the committer: while one commit is under way, finished steps gather, and the next commit takes them all. What a
   commit makes ready, this worker takes over at once where it can, without a claim;
 - the keeper (leases.py), in a thread of its own.
@@ -12,21 +12,25 @@ Four things go on side by side, in one task group:
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import math
 import os
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Final
 
 import anyio
 
 from composer.apply import Applier, persistently
-from composer.core.events import Event, Report, StepReleased
+from composer.core.events import Delivery, Event, Report, StepReleased
 from composer.core.plan import Node
+from composer.define.context import NO_LIFESPAN
 from composer.define.step import Step
+from composer.define.surroundings import Around
 from composer.define.workflow import Workflow
 from composer.errors import PlanError, StoreUnavailable
 from composer.ports.store import ClaimedTask, Renewal, Store, WorkerRecord
@@ -35,6 +39,7 @@ from composer.settings import Settings
 from composer.worker.attempt import Attempt
 from composer.worker.incarnation import boot_id, new_id, processes_alive, this_process_started
 from composer.worker.leases import Keeper
+from composer.worker.processes import ProcessPool
 
 log = logging.getLogger("composer.worker")
 
@@ -50,35 +55,71 @@ _LAST_WORDS: Final = 2.0
 """Seconds bodies get to end once they were told to, before their tasks are given back without them."""
 _LAST_COMMIT: Final = 5.0
 """Seconds that commits get to reach the database when the worker closes."""
+_MOST_REMEMBERED: Final = 10_000
+"""Ended deliveries that are remembered: more than end while one answer is on its way."""
 _OLD_THREAD: Final = 30.0
 """Seconds a body may outlive its attempt before it is warned about, and between warnings."""
+
+
+_Key = tuple[int, int, int, int]
+
+
+def _key(task: Delivery) -> _Key:
+    """Which delivery of its run it is, whatever else two sources know of it."""
+    return task.node, task.item, task.attempt, task.delivery
+
+
+@dataclass(slots=True)
+class _Places:
+    """How many bodies of one kind, in threads or in processes, may run at the same time."""
+
+    limit: int
+    taken: int = 0
+    reserved: int = 0
+    """Promised to a claim or a commit under way."""
+    ran_out: bool = False
+    """Whether the last claim left out steps that need one."""
+
+    @property
+    def free(self) -> int:
+        return self.limit - self.taken - self.reserved
 
 
 class WorkerLoop:
     """Runs steps of some workflows. `run` lasts until it is cancelled or drained."""
 
     def __init__(
-        self, store: Store, settings: Settings, steps: Mapping[str, Step[..., Any]], *, resources: Any = None
+        self,
+        store: Store,
+        settings: Settings,
+        steps: Mapping[str, Step[..., Any]],
+        *,
+        resources: Any = NO_LIFESPAN,
+        around: Sequence[Around] = (),
     ) -> None:
         self.id = new_id()
         """This incarnation."""
         self.resources = resources
-        self.max_payload = settings.max_payload
+        self.max_payload = store.max_payload
+        self.around = around
+        isolated = [step for step in steps.values() if step.isolation == "process"]
+        self.processes = ProcessPool(isolated) if isolated else None
         self.draining = False
         self.closing = False
         self.executed = 0
         """Bodies started since the start."""
         self._store, self._settings, self._steps = store, settings, steps
-        self._async_steps = [name for name, step in steps.items() if step.is_async]
+        self._on_loop = [name for name, step in steps.items() if step.is_async]
+        self._in_threads = [name for name, step in steps.items() if not step.is_async and step.isolation == "thread"]
+        self._in_processes = [step.name for step in isolated]
         self._codes: dict[CodeType, str] = {step.fn.__code__: name for name, step in steps.items()}
-        self._applier = Applier(store, owner=self.id, lease=settings.lease, max_payload=settings.max_payload)
+        self._applier = Applier(store, owner=self.id, lease=settings.lease)
         self._attempts: set[Attempt] = set()
-        self._by_run: dict[str, set[Attempt]] = {}
+        self._by_run: dict[str, dict[_Key, Attempt]] = {}
+        """What is under way here, by run and delivery: a map may have thousands of items in one run."""
         self._in_a_row: dict[str, int] = {}
-        self._threads = 0
-        self._threads_ran_out = False
-        """Whether the last claim left out steps that need a thread."""
-        self._reserved_threads = 0
+        self._threads = _Places(settings.threads)
+        self._processes = _Places(settings.processes or os.cpu_count() or 1)
         self._reserved = 0
         """Slots promised to a claim or a commit under way."""
         self._reports: list[tuple[Attempt, Report]] = []
@@ -90,13 +131,18 @@ class WorkerLoop:
         self._last_moment = math.inf
         """When, on the loop's clock, a commit under way is given up."""
         self._claim_was_full = False
+        self._over: dict[tuple[str, _Key], None] = {}
+        """Deliveries that ended here lately."""
         self._asleep_until = 0.0
         self._bodies: set[asyncio.Task[None]] = set()
         self._keeper: Keeper | None = None
+        self._context = contextvars.Context()
+        """What bodies see of ContextVars: what was set when the worker started, and nothing of other bodies or callers."""
 
     # -- life ------------------------------------------------------------------------------------------------
     async def run(self) -> None:
         """Works until drained (see `drain`) or cancelled; a cancelled worker gives back what it holds."""
+        self._context = contextvars.copy_context()
         twin = self._store.twin()
         keeper = Keeper(
             twin or self._store,
@@ -127,6 +173,8 @@ class WorkerLoop:
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(10):
                 await self._release_all()
+                if self.processes is not None:
+                    await self.processes.close()
                 await keeper.stop()
                 await self._forget()
 
@@ -145,6 +193,11 @@ class WorkerLoop:
     def lease(self) -> float:
         """Seconds of its leases."""
         return self._settings.lease
+
+    @property
+    def process_places(self) -> int:
+        """How many process steps it runs at the same time."""
+        return self._processes.limit
 
     @property
     def is_idle(self) -> bool:
@@ -200,28 +253,53 @@ class WorkerLoop:
                 if free <= 0:
                     await self._freed.wait(settings.poll_interval)
                     continue
-                steps, limit = self._askable(min(free, MOST_CLAIMED))
-                self._reserved += limit
-                try:
-                    claimed = await self._claim(steps, limit) if steps else []
-                finally:
-                    self._reserved -= limit
-                self._claim_was_full = len(claimed) == limit
-                for task in claimed:
-                    self._in_a_row[task.run.run_id] = 0
-                    await self._begin(task)
-                if len(claimed) < limit:
+                full = more = False
+                for steps, limit in self._askable(min(free, MOST_CLAIMED)):
+                    limit = min(limit, self._free_slots())
+                    full = limit > 0 and await self._claim_and_begin(steps, limit)
+                    more = more or full
+                    if not full:
+                        break
+                self._claim_was_full = full
+                if not more:
                     await self._sleep(ready)
 
-    def _askable(self, limit: int) -> tuple[Sequence[str], int]:
-        """Which steps to claim, and how many tasks: of steps that need a thread no more than there are threads free."""
-        threads = self._free_threads()
-        self._threads_ran_out = threads <= 0 and len(self._async_steps) < len(self._steps)
-        if len(self._async_steps) == len(self._steps):
-            return self._async_steps, limit
-        if threads <= 0:
-            return self._async_steps, limit
-        return list(self._steps), min(limit, threads)
+    async def _claim_and_begin(self, steps: Sequence[str], limit: int) -> bool:
+        """Whether there were as many tasks as were asked for."""
+        self._reserved += limit
+        try:
+            claimed = await self._claim(steps, limit)
+        finally:
+            self._reserved -= limit
+        for task in claimed:
+            self._in_a_row[task.run.run_id] = 0
+            await self._begin(task)
+        return len(claimed) == limit
+
+    def _askable(self, limit: int) -> list[tuple[Sequence[str], int]]:
+        """Which steps to claim, and how many tasks: of steps that need a place no more than there are places free.
+
+        What comes second is only claimed when the first claim was full: of process steps few can be taken at a time,
+        and others, if they are what waits, need not come in such small numbers.
+        """
+        threads, processes = self._threads, self._processes
+        threads.ran_out = bool(self._in_threads) and threads.free <= 0
+        processes.ran_out = bool(self._in_processes) and processes.free <= 0
+        steps = list(self._on_loop)
+        if self._in_threads and threads.free > 0:
+            steps += self._in_threads
+            limit = min(limit, threads.free)
+        asked: list[tuple[Sequence[str], int]] = [(steps, limit)] if steps else []
+        if self._in_processes and processes.free > 0:
+            few = min(limit, processes.free)
+            asked[:0] = [([*steps, *self._in_processes], few)]
+        return asked
+
+    def _places(self, step: Step[..., Any]) -> _Places | None:
+        """What a body of the step takes beside a slot; None on the loop."""
+        if step.is_async:
+            return None
+        return self._processes if step.isolation == "process" else self._threads
 
     async def _claim(self, steps: Sequence[str], limit: int) -> list[ClaimedTask]:
         settings = self._settings
@@ -240,7 +318,7 @@ class WorkerLoop:
         )
         if was_lost:
             # A claim whose answer was lost may have leased tasks all the same: they would wait for their leases to end.
-            # Which of them are here already, `_begin` knows.
+            # Which of them are here already, or were, `_begin` knows.
             return await persistently(lambda: self._store.leased_to(self.id, None), None)
         return claimed
 
@@ -253,17 +331,18 @@ class WorkerLoop:
             return  # What became ready before that was not announced: look once more.
         await ready.wait(self._settings.poll_interval)
 
-    def _free_threads(self) -> int:
-        return self._settings.threads - self._threads - self._reserved_threads
-
     def _free_slots(self) -> int:
+        if len(self._reports) >= MOST_REPORTS:
+            # Bodies end faster than their results are stored: what is not stored is lost with this process.
+            return 0
         return self._settings.concurrency - len(self._attempts) - self._reserved
 
     # -- bodies ------------------------------------------------------------------------------------------------
     async def _begin(self, claimed: ClaimedTask) -> None:
-        """Starts the body of a leased task, unless it is here already.
+        """Starts the body of a leased task, unless it is here already, or was.
 
-        After a commit whose answer was lost, the reading back and a claim whose answer is slow may both bring it.
+        After an answer was lost, the reading back and a claim whose answer is slow may both bring it; the body that one of
+        them began may have ended by the time the other one comes.
         """
         try:
             plan = await self._applier.remember(claimed)
@@ -272,20 +351,27 @@ class WorkerLoop:
             await self._applier.quarantine(claimed.run, error)
             return
         run_id = claimed.run.run_id
-        if any(attempt.answers(claimed.task) for attempt in self._by_run.get(run_id, ())):
+        key = _key(claimed.task)
+        if key in self._by_run.get(run_id, {}) or (run_id, key) in self._over:
+            if run_id not in self._by_run:
+                self._applier.forget(run_id)
             return
         step = self._steps[claimed.step]
         attempt = Attempt(self, claimed, plan, step)
         self._attempts.add(attempt)
-        self._by_run.setdefault(run_id, set()).add(attempt)
-        if not step.is_async:
-            self._threads += 1
+        self._by_run.setdefault(run_id, {})[key] = attempt
+        places = self._places(step)
+        if places is not None:
+            places.taken += 1
         self.executed += 1
         assert self._keeper is not None
         self._keeper.hold(attempt)
         # Not in the task group: a body that swallows its cancellation must not keep the worker from ending. The set is
         # its parent instead, and `_release_all` ends what is in it, or leaves it behind with a warning.
-        attempt.work = asyncio.create_task(attempt.run(), name=f"{claimed.step} of run {run_id}")
+        # In a context of its own: tasks come out of claims, commits and the calls of clients in this process.
+        attempt.work = asyncio.create_task(
+            attempt.run(), name=f"{claimed.step} of run {run_id}", context=self._context.copy()
+        )
         self._bodies.add(attempt.work)
         attempt.work.add_done_callback(self._bodies.discard)
         # A task that is cancelled before its first step runs none of its own clean-up.
@@ -299,13 +385,14 @@ class WorkerLoop:
     def body_ended(self, attempt: Attempt) -> None:
         """A body has really ended: its slot is free."""
         self._attempts.discard(attempt)
-        if not attempt.step.is_async:
-            self._threads -= 1
+        places = self._places(attempt.step)
+        if places is not None:
+            places.taken -= 1
         # One that ran out of time is still to be committed: until then its run is not forgotten, and it is known here.
         if attempt.stopped and not attempt.released and attempt.overtime is None:
             self._dismiss(attempt)
         self._freed.ring()
-        if self._threads_ran_out and not attempt.step.is_async:
+        if places is not None and places.ran_out:
             self._idle.ring()
 
     def beat(self, attempt: Attempt) -> None:
@@ -318,9 +405,12 @@ class WorkerLoop:
         assert self._keeper is not None
         self._keeper.drop(attempt)
         run_id = attempt.claimed.run.run_id
+        self._over[run_id, _key(attempt.task)] = None
+        if len(self._over) > _MOST_REMEMBERED:
+            del self._over[next(iter(self._over))]
         here = self._by_run.get(run_id)
         if here is not None:
-            here.discard(attempt)
+            here.pop(_key(attempt.task), None)
             if not here:
                 del self._by_run[run_id]
                 self._in_a_row.pop(run_id, None)
@@ -328,7 +418,7 @@ class WorkerLoop:
 
     # -- what ends attempts from outside -----------------------------------------------------------------------
     def _stopped(self, run_id: str) -> None:
-        for attempt in tuple(self._by_run.get(run_id, ())):
+        for attempt in tuple(self._by_run.get(run_id, {}).values()):
             if not attempt.reported:
                 attempt.stop()
 
@@ -364,7 +454,8 @@ class WorkerLoop:
             if not self._reports:
                 await self._reported.wait(None)
                 continue
-            batch, self._reports = self._reports[:MOST_REPORTS], self._reports[MOST_REPORTS:]
+            batch: Sequence[tuple[Attempt, Report]] = self._reports[:MOST_REPORTS]
+            self._reports = self._reports[MOST_REPORTS:]
             self._committing = True
             try:
                 # A commit that was cut off in the middle would lose its reports. When the worker closes, its time is limited.
@@ -373,6 +464,7 @@ class WorkerLoop:
             finally:
                 self._committing = False
                 self._freed.ring()
+                batch = ()  # Until the next commit the results in it would stay in memory.
 
     async def _commit(self, batch: Sequence[tuple[Attempt, Report]]) -> None:
         granted: list[Node] = []
@@ -389,8 +481,7 @@ class WorkerLoop:
             self._unreserve(node.step for node in granted)
         for task in applied.handed:
             # What a commit handed over although its answer was lost was not granted, and is taken all the same.
-            self._reserved += 1
-            self._reserved_threads += not self._steps[task.step].is_async
+            self._reserve(self._steps[task.step])
         await self.take(applied.handed)
         for ignored in applied.ignored:
             self._explain(
@@ -412,11 +503,10 @@ class WorkerLoop:
             or options.rate_limit is not None
             or options.queue not in self._settings.queues
             or self._free_slots() <= 0
-            or (not step.is_async and self._free_threads() <= 0)
+            or ((places := self._places(step)) is not None and places.free <= 0)
         ):
             return False
-        self._reserved += 1
-        self._reserved_threads += not step.is_async
+        self._reserve(step)
         return True
 
     async def take(self, tasks: Sequence[ClaimedTask]) -> None:
@@ -436,10 +526,18 @@ class WorkerLoop:
         self._unreserve(node.step for node in nodes)
         self._freed.ring()
 
+    def _reserve(self, step: Step[..., Any]) -> None:
+        self._reserved += 1
+        places = self._places(step)
+        if places is not None:
+            places.reserved += 1
+
     def _unreserve(self, steps: Iterable[str]) -> None:
         for name in steps:
             self._reserved -= 1
-            self._reserved_threads -= not self._steps[name].is_async
+            places = self._places(self._steps[name])
+            if places is not None:
+                places.reserved -= 1
 
     @staticmethod
     def _explain(run_id: str, event: Event, reason: str, *, certain: bool) -> None:
@@ -522,7 +620,7 @@ def steps_of(
         other = found.setdefault(step.name, step)
         if other.fn is not step.fn:
             raise PlanError(
-                f"two steps are named {step.name!r}: one in {other.module}, one in {step.module}",
+                f"two steps are named {step.name!r}: one at {other.declaration.where}, one at {step.declaration.where}",
                 "A step's name is how workers know it: give one another with @step(name=...).",
             )
     return found

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
 from composer.core.draft import Draft
 from composer.core.events import (
     Delivery,
@@ -38,34 +42,14 @@ def apply(draft: Draft, node: Node, event: Report) -> None:
     if any((start.node, start.item) == (task.node, task.item) for start in draft.starts):
         draft.ignore(event, f"the task of node {node.name} is only opened in the same batch")
         return
-    match event:
-        case StepCompleted():
-            draft.change(_change(task, TaskState.COMPLETED, output=event.output))
-            draft.values[node.index] = event.output
-            draft.record("step-completed", task, outcome="completed")
-            draft.settle(node.index, NodeState.COMPLETED)
-        case StepFailed():
-            _fail(draft, node, event)
-        case StepSnoozed():
-            delay = bounded(event.delay)
-            change = _change(task, TaskState.DELAYED, delay=delay)
-            change.delivery_add, change.details = 1, event.details
-            _ready_at_once(change)
-            draft.change(change)
-            draft.record("step-snoozed", task, outcome="snoozed", delay=round(delay, 3))
-        case StepReleased():
-            change = _change(task, TaskState.READY)
-            change.delivery_add, change.details = 1, event.details
-            draft.change(change)
-            draft.record("step-released", task, outcome="released")
-        case LeaseExpired():
-            _crash(draft, node, event)
-        case _:
-            # A body that says it was stopped, in a run that was not: it gives the task back.
-            change = _change(task, TaskState.READY)
-            change.delivery_add = 1
-            draft.change(change)
-            draft.record("step-stopped", task, outcome="released")
+    made = answer(node, event)
+    draft.change(made.change)
+    draft.record(made.event, task, **made.facts)
+    if made.failure is not None:
+        draft.fail(node, made.failure, attempt=task.attempt)
+    elif made.change.output is not None:
+        draft.values[node.index] = made.change.output
+        draft.settle(node.index, NodeState.COMPLETED)
 
 
 def stop(draft: Draft, node: Node) -> None:
@@ -80,17 +64,59 @@ def explain(node: Node, letter: NodeState) -> str:
     return letter.word
 
 
-def _fail(draft: Draft, node: Node, event: StepFailed, *, crashes_add: int = 0, fence: Fence = Fence.REPORT) -> None:
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a report about a task comes to: the task's change, and its line in history."""
+
+    change: TaskChange
+    event: str
+    facts: Mapping[str, Any]
+    failure: Failure | None = None
+    """Set when the task has failed for good."""
+
+
+def answer(node: Node, event: Report) -> Answer:
+    """What a report about a task of this node comes to, by itself: the same for a step's one task and for a map's items."""
+    task = event.task
+    match event:
+        case StepCompleted():
+            return Answer(_change(task, TaskState.COMPLETED, output=event.output), "step-completed", _COMPLETED)
+        case StepFailed():
+            return _failed(node, event)
+        case StepSnoozed():
+            delay = bounded(event.delay)
+            change = _change(task, TaskState.DELAYED, delay=delay)
+            change.delivery_add, change.details = 1, event.details
+            _ready_at_once(change)
+            return Answer(change, "step-snoozed", {"outcome": "snoozed", "delay": round(delay, 3)})
+        case StepReleased():
+            change = _change(task, TaskState.READY)
+            change.delivery_add, change.details = 1, event.details
+            return Answer(change, "step-released", {"outcome": "released"})
+        case LeaseExpired():
+            return _crashed(node, event)
+        case _:
+            # A body that says it was stopped, in a run that was not: it gives the task back.
+            change = _change(task, TaskState.READY)
+            change.delivery_add = 1
+            return Answer(change, "step-stopped", {"outcome": "released"})
+
+
+_COMPLETED: Final[Mapping[str, Any]] = {"outcome": "completed"}
+
+
+def _failed(node: Node, event: StepFailed, *, crashes_add: int = 0, fence: Fence = Fence.REPORT) -> Answer:
     task, policy = event.task, node.options.retries
     failures = task.failures + 1
-    facts = {
+    facts: dict[str, Any] = {
         "failures": failures,
         "kind": event.failure.kind.value,
         "error": f"{event.failure.type}: {event.failure.message}"[:2_000],
     }
     if crashes_add:
         facts["crashes"] = task.crashes + crashes_add
-    error = event.failure.encode(attempt=task.attempt)
+    place: dict[str, Any] = {"node": node.name, "item": task.item} if task.item >= 0 else {"node": node.name}
+    error = event.failure.encode(attempt=task.attempt, **place)
     if event.retryable and policy.has_another(failures):
         asked = event.retry_after
         delay = bounded(asked) if asked is not None else policy.delay_after(failures, event.jitter)
@@ -99,18 +125,14 @@ def _fail(draft: Draft, node: Node, event: StepFailed, *, crashes_add: int = 0, 
         change.details = event.details
         change.crashes_add = crashes_add
         _ready_at_once(change)
-        draft.change(change)
-        draft.record("step-failed", task, outcome="retried", delay=round(delay, 3), **facts)
-        return
+        return Answer(change, "step-failed", {"outcome": "retried", "delay": round(delay, 3), **facts})
     change = _change(task, TaskState.FAILED, error=error, fence=fence)
     change.failures_add = 1
     change.crashes_add = crashes_add
-    draft.change(change)
-    draft.record("step-failed", task, outcome="failed", **facts)
-    draft.fail(node, event.failure, task.attempt)
+    return Answer(change, "step-failed", {"outcome": "failed", **facts}, event.failure)
 
 
-def _crash(draft: Draft, node: Node, event: LeaseExpired) -> None:
+def _crashed(node: Node, event: LeaseExpired) -> Answer:
     """A crash is not a failure of the user's code, until it has happened too often."""
     task, options = event.task, node.options
     crashes = task.crashes + 1
@@ -124,14 +146,12 @@ def _crash(draft: Draft, node: Node, event: LeaseExpired) -> None:
         else:
             why = f"the worker was lost while it ran step {node.step} (crash {crashes}; {budget})"
             failure = Failure(FailureKind.WORKER_LOST, "WorkerLost", why)
-        _fail(draft, node, StepFailed(task, failure, jitter=event.jitter), crashes_add=1, fence=Fence.EXPIRY)
-        return
+        return _failed(node, StepFailed(task, failure, jitter=event.jitter), crashes_add=1, fence=Fence.EXPIRY)
     delay = options.retries.delay_after(crashes, event.jitter)
     change = _change(task, TaskState.DELAYED, delay=delay, fence=Fence.EXPIRY)
     change.crashes_add = 1
     _ready_at_once(change)
-    draft.change(change)
-    draft.record("lease-expired", task, outcome="crashed", crashes=crashes, delay=round(delay, 3))
+    return Answer(change, "lease-expired", {"outcome": "crashed", "crashes": crashes, "delay": round(delay, 3)})
 
 
 def _change(

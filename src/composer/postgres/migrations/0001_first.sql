@@ -49,10 +49,15 @@ create table composer.runs (
   constraint runs_scheduled check (status <> 'scheduled' or starts_at is not null),
   constraint runs_version check (version >= 1)
 ) with (fillfactor = 70);
-create index runs_open on composer.runs (created_at, id, namespace) where status in ('scheduled', 'running', 'compensating');
+-- Not by status: whoever looks for scheduled or running runs by time would get this index for it, and sort all open runs.
+create index runs_open on composer.runs (created_at, id, namespace) where finished_at is null;
 create index runs_deadline on composer.runs (deadline_at) where status = 'running' and deadline_at is not null;
 create index runs_starts on composer.runs (starts_at) where status = 'scheduled';
-create index runs_workflow on composer.runs (workflow, namespace, id);
+-- For lists. HOT updates stay: a transition that leaves the status as it is touches no indexed column, and one that changes it
+-- could not be HOT anyway, since predicates above name the status too.
+-- An expression, so that nobody but a list gets them: for timers they would be as good as any, and sort all open runs.
+create index runs_status on composer.runs ((status || ''), namespace, id);
+create index runs_workflow on composer.runs (workflow, namespace, (status || ''), id);
 
 -- One row a task: a node's work in a run, or an item of a map (item >= 0). Node -1 is the run: its input, output, error.
 create table composer.tasks (
@@ -89,6 +94,44 @@ create table composer.tasks (
 ) with (fillfactor = 70);
 create index tasks_leases on composer.tasks (lease_expires_at) where state = 'leased';
 create index tasks_wakes on composer.tasks (wake_at) where state = 'delayed';
+create index tasks_waits on composer.tasks (wake_at) where state = 'waiting' and wake_at is not null;
+
+-- How far a map is. Its items' results are added here, without a decision a batch; `total` = completed + failed + withdrawn
+-- when it has ended. `active` counts stored items that are neither held nor settled.
+create table composer.maps (
+  namespace    text not null,
+  run_id       uuid not null,
+  node         int  not null,
+  total        int  not null default 0,
+  expanded     int  not null default 0,
+  completed    int  not null default 0,
+  failed       int  not null default 0,
+  withdrawn    int  not null default 0,
+  held         int  not null default 0,
+  active       int  not null default 0,
+  most_active  int,
+  next_held    int  not null default 0,
+  tolerance    int  not null default 0,
+  first_failed int  not null default -1,
+  error        text,
+  retries      int  not null default 0,
+  digest       text not null default '',
+  afresh       bool not null default false,
+  primary key (run_id, node, namespace)
+) with (fillfactor = 50);
+
+-- Events sent to runs from outside. One that no node waits for yet has no `node`.
+create table composer.signals (
+  namespace  text        not null,
+  run_id     uuid        not null,
+  id         bigint      generated always as identity,
+  name       text        not null,
+  payload    text        not null,
+  dedupe     text,
+  node       int,
+  created_at timestamptz not null default clock_timestamp(),
+  primary key (run_id, id, namespace)
+);
 
 -- What a transition changed. Append-only and the bulk of the data, hence the only partitioned table: months of run ids.
 create table composer.history (
@@ -130,6 +173,7 @@ create table composer.outbox (
   autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 100000
 );
 create index outbox_pop on composer.outbox (queue, namespace, priority desc, id);
+create index outbox_plain on composer.outbox (queue, namespace, priority desc, id) where item < 0;
 create index outbox_task on composer.outbox (run_id, node, item, namespace);
 
 -- Worker incarnations: who is alive, where, and what they serve.

@@ -1,6 +1,6 @@
 -- The ordinary commit: reports of steps, for many runs at once. Anything rarer goes through commit_rare.sql.
 -- $1 namespace; $2..$7 a row a run; $8..$10 a row a run whose result changes; $11..$23 a row a reported task;
--- $24..$31 a row a new task; $32 owner, $33 lease seconds of what is handed over at once.
+-- $24..$35 a row a new task; $36 owner, $37 lease seconds of what is handed over at once.
 -- Locks: runs in id order (the only wait in the system), then the reported tasks in key order.
 -- Index: runs_pkey, tasks_pkey.
 -- Returns: one row a run that exists: won; or the positions of reports whose fence was not met; else the run as it is.
@@ -76,14 +76,15 @@ f as (
 ),
 n as (
   insert into composer.tasks (namespace, run_id, node, item, step, queue, priority, reads, state, attempt, delivery,
-                              lease_seconds, lease_owner, lease_expires_at, started_at)
+                              lease_seconds, lease_owner, lease_expires_at, started_at, wake_at, error, output, finished_at)
   select $1, n.run_id, n.node, -1, n.step, n.queue, n.priority, n.reads::int[], n.state, 1,
          case n.state when 'leased' then 1 else 0 end, n.lease_seconds,
-         case n.state when 'leased' then $32 end,
-         case n.state when 'leased' then clock_timestamp() + make_interval(secs => coalesce(n.lease_seconds, $33)) end,
-         case n.state when 'leased' then clock_timestamp() end
-    from unnest($24::uuid[], $25::int[], $26::text[], $27::text[], $28::smallint[], $29::text[], $30::text[], $31::float8[])
-      as n(run_id, node, step, queue, priority, reads, state, lease_seconds)
+         case n.state when 'leased' then $36 end,
+         case n.state when 'leased' then clock_timestamp() + make_interval(secs => coalesce(n.lease_seconds, $37)) end,
+         case n.state when 'leased' then clock_timestamp() end,
+         coalesce(n.wake_at::timestamptz, clock_timestamp() + make_interval(secs => n.wake_in)), n.error, n.output, case when n.state in ('failed', 'completed') then clock_timestamp() end
+    from unnest($24::uuid[], $25::int[], $26::text[], $27::text[], $28::smallint[], $29::text[], $30::text[], $31::float8[], $32::float8[], $33::text[], $34::text[], $35::text[])
+      as n(run_id, node, step, queue, priority, reads, state, lease_seconds, wake_in, error, output, wake_at)
    where (n.run_id in (select id from won)) is true
   returning run_id, node, item, step, queue, priority, state
 ),
@@ -101,13 +102,16 @@ h as (
 e as materialized (
   select id from vw where status in ('completed', 'failed', 'cancelled')
 ),
+soon as materialized (
+  select 1 from cw where delay < 30 union all select 1 from unnest($32::float8[], $35::text[]) as n(wake_in, wake_at) where wake_in < 30 or wake_at::timestamptz < now() + interval '30 s'
+),
 -- One notification, and only when somebody sleeps, or for a timer due before the coordinators look anyway (30 s).
 -- A payload is at most 8,000 bytes, hence no more than 60 ids and 15 queues.
 w as materialized (
   select pg_notify('composer', json_build_object('namespace', $1::text, 'ready', (select case when count(distinct queue) <= 15 then array_agg(distinct queue) else '{*}' end from o),
                    'ended', (select case when count(*) <= 60 then array_agg(id) else '{}' end from e),
-                   'timer', exists (select from cw where delay < 30))::text)
-   where exists (select from cw where delay < 30)
+                   'timer', exists (select from soon))::text)
+   where exists (select from soon)
       or ((exists (select from o) or exists (select from e))
           and exists (select from composer.sleepers s where s.namespace = $1 and s.expires_at > now()))
 )

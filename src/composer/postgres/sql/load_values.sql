@@ -1,8 +1,6 @@
--- Outputs of completed nodes; node -1 gives the run's input. $1 namespace, $2 run ids, $3 nodes, in parallel.
+-- What read codes (core/plan.py) give, and the errors of nodes among them that failed. $1 namespace, $2 run ids, $3 codes, in parallel.
 -- Locks: none. Index: tasks_pkey.
-select s.run_id, s.node, s.value
-  from unnest($2::uuid[], $3::int[]) as v(run_id, node)
- cross join lateral (
-    select t.run_id, t.node, case t.node when -1 then t.input else t.output end as value from composer.tasks t
-     where t.namespace = $1 and t.run_id = v.run_id and t.node = v.node and t.item = -1 and t.state = 'completed' offset 0
-  ) s
+select s.run_id, s.code, s.value, s.error
+  from (select u.run_id, u.code, -- include _read
+          from unnest($2::uuid[], $3::int[]) as u(run_id, code) offset 0) s
+ where s.value is not null or s.error is not null

@@ -6,7 +6,7 @@
 -- Returns: how many were put back, how many removed; where the next page begins, null when this was the last.
 with runs as materialized (
   select r.id, r.created_at from composer.runs r
-   where r.namespace = $1 and r.status in ('scheduled', 'running', 'compensating')
+   where r.namespace = $1 and r.finished_at is null
      and r.status in ('running', 'compensating') and r.quarantine is null
      and r.updated_at < now() - make_interval(secs => $3::float8)
      and r.created_at >= $4::timestamptz and (r.created_at > $4 or r.id > $5::uuid)

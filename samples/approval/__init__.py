@@ -1,0 +1,1 @@
+"""A document that waits for a person, with a deadline, and goes up the line when nobody answers."""

@@ -1,0 +1,162 @@
+"""`composer worker --processes` and `--reload` with real processes: killed children, forwarded signals, edited files."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from composer import AsyncClient, Settings
+from composer.cli.supervise import project_files
+from tests.system import flows
+from tests.system.processes import Process, Yard, yard
+from tests.working import until
+
+pytestmark = pytest.mark.anyio
+
+FLOW = """
+from composer import step, workflow
+
+@step
+async def answer(n: int) -> int:
+    return n + {addend}
+
+@workflow
+def answered(n: int) -> int:
+    return answer(n)
+"""
+
+
+@pytest.fixture
+def site(database: str, namespace: str, tmp_path: Path) -> Iterator[Yard]:
+    """Processes on this module's database."""
+    with yard(database, namespace, tmp_path) as made:
+        yield made
+
+
+def children(pid: int) -> set[int]:
+    """Process ids of the children that have not ended."""
+    found: set[int] = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid and fields[0] != "Z":
+                found.add(int(entry.name))
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def serving(process: Process) -> int:
+    """How many workers have said what they serve."""
+    return sum(line.startswith("worker ") for line in process.log.read_text().splitlines())
+
+
+async def test_a_killed_child_has_a_successor_and_its_run_completes(site: Yard, database: str, namespace: str) -> None:
+    """Of two worker processes the one at work is killed: another starts, the run goes on, and SIGTERM ends all with 0."""
+    async with AsyncClient(settings=Settings(database_url=database, namespace=namespace)) as client:
+        parent = site.worker("--processes", "2")
+        await until(lambda: serving(parent) == 2, 30)
+        first = children(parent.popen.pid)
+        assert len(first) == 2
+        handle = await client.start(flows.napping, 1, 2.0)
+        await until(lambda: site.starts()["naps"] == 1, 20)
+        victim = site.entries(phase="start", node="naps")[0]["pid"]
+        assert victim in first
+        os.kill(victim, signal.SIGKILL)
+        await until(lambda: parent.said("killed by SIGKILL"), 10)
+        assert await handle.result(timeout=30) == 4
+        await until(lambda: serving(parent) == 3, 20)
+        now = children(parent.popen.pid)
+        assert len(now) == 2
+        assert victim not in now
+        parent.send(signal.SIGTERM)
+        await until(lambda: not parent.is_running, 20)
+        assert parent.popen.returncode == 0
+        assert not any(map(is_alive, now))
+
+
+async def test_children_drain_when_their_parent_is_killed(site: Yard) -> None:
+    """A parent that is gone without a word leaves no workers behind."""
+    parent = site.worker("--processes", "2")
+    await until(lambda: serving(parent) == 2, 30)
+    left = children(parent.popen.pid)
+    assert len(left) == 2
+    parent.kill()
+    await until(lambda: not any(map(is_alive, left)), 20)
+
+
+async def test_a_second_signal_ends_parent_and_children_at_once(site: Yard, database: str, namespace: str) -> None:
+    """Told twice, the children do not wait for their steps and the parent's code is that of the signal."""
+    async with AsyncClient(settings=Settings(database_url=database, namespace=namespace)) as client:
+        parent = site.worker("--processes", "2", "--grace", "60")
+        await until(lambda: serving(parent) == 2, 30)
+        handle = await client.start(flows.napping, 1, 60.0)
+        await until(lambda: site.starts()["naps"] == 1, 20)
+        parent.send(signal.SIGINT)
+        await until(lambda: len(parent.said("stopping: no new tasks")) == 2, 10)
+        assert parent.is_running
+        parent.send(signal.SIGINT)
+        await until(lambda: not parent.is_running, 5)
+        assert parent.popen.returncode == 128 + signal.SIGINT
+        await handle.cancel()
+
+
+async def test_what_is_wrong_for_all_children_ends_the_parent(site: Yard) -> None:
+    """A module that is missing is said once, by one child, and its exit code is the parent's."""
+    parent = site.worker("--processes", "3", module="tests.system.nowhere")
+    await until(lambda: not parent.is_running, 20)
+    assert parent.popen.returncode == 2
+    assert parent.log.read_text().count("there is no module 'tests.system.nowhere'") == 1
+
+
+async def test_reload_serves_what_the_files_say_now(database: str, namespace: str, tmp_path: Path) -> None:
+    """An edited module is served anew; one that broke is waited for until it is mended."""
+    async with AsyncClient(settings=Settings(database_url=database, namespace=namespace)) as client:
+        project = tmp_path / "project"
+        project.mkdir()
+        file = project / "reloaded_flows.py"
+        file.write_text(FLOW.format(addend=1))
+        where = ("--database-url", database, "--namespace", namespace, "--json-logs", "--lease", "2")
+        parent = Process(
+            "composer.worker", "reloaded_flows", "--reload", *where,
+            ledger=tmp_path / "ledger", log=tmp_path / "log", folder=project,
+        )  # fmt: skip
+        try:
+            await until(lambda: serving(parent) == 1, 30)
+            assert await (await client.start("answered", {"n": 1})).result(timeout=20) == 2
+            file.write_text(FLOW.format(addend=10))
+            await until(lambda: serving(parent) == 2, 30)
+            assert await (await client.start("answered", {"n": 1})).result(timeout=20) == 11
+            file.write_text("def (:")
+            await until(lambda: parent.said("the worker did not start"), 30)
+            assert "SyntaxError" in parent.log.read_text()
+            assert parent.is_running
+            file.write_text(FLOW.format(addend=100))
+            await until(lambda: serving(parent) == 3, 30)
+            assert await (await client.start("answered", {"n": 1})).result(timeout=20) == 101
+            parent.send(signal.SIGTERM)
+            await until(lambda: not parent.is_running, 20)
+            assert parent.popen.returncode == 0
+        finally:
+            parent.close()
+
+
+def test_project_files_are_the_projects(tmp_path: Path) -> None:
+    """Files in environments, hidden folders and caches are not looked at."""
+    for name in ("a.py", "pkg/b.py", ".git/c.py", "env/pyvenv.cfg", "env/d.py", "__pycache__/e.py", "pkg/f.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert sorted(project_files(tmp_path)) == [str(tmp_path / "a.py"), str(tmp_path / "pkg/b.py")]
