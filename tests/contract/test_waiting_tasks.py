@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from composer.coordinator.timers import fire_due
 from composer.core.events import CancelRequested, DeadlinePassed, Event, RetryRequested, Signalled
 from composer.core.plan import Plan
+from composer.verify import Verified, verify, violations_of
 from tests.contract.driver import Driver, done, failed
 
 pytestmark = pytest.mark.anyio
@@ -152,6 +154,7 @@ async def test_what_ended_as_it_began_is_kept_by_a_stop_in_the_same_commit(drive
     status = (await driver.head(run_id)).snapshot.status
     assert status == ("cancelled" if isinstance(stop, CancelRequested) else "failed")
     assert await driver.claim() == []
+    assert [violation async for violation in verify(driver.store, Verified())] == []
 
 
 async def test_a_value_from_the_commit_that_stopped_the_run_is_read_after_a_retry(driver: Driver) -> None:
@@ -166,3 +169,18 @@ async def test_a_value_from_the_commit_that_stopped_the_run_is_read_after_a_retr
     assert list(claimed.values.values()) == ['"early"']
     await driver.apply(run_id, done(claimed))
     assert (await driver.head(run_id)).snapshot.status == "completed"
+
+
+async def test_verify_misses_the_task_of_a_node_that_ended(driver: Driver) -> None:
+    """A row that is gone, or in another state than its node, is a violation of the first promise."""
+    run_id = await driver.start(a_plan(a_wait()))
+    await driver.apply(run_id, Signalled("go", "1"))
+    (run,) = await driver.store.audit(None, 10)
+    plan = await driver.store.load_plan(run.record.head.plan_id)
+    assert violations_of(run, plan) == []
+    for rows, there in (
+        ([task for task in run.record.tasks if task.node != 0], "not there"),
+        ([replace(task, state="withdrawn") if task.node == 0 else task for task in run.record.tasks], "withdrawn"),
+    ):
+        found = violations_of(replace(run, record=replace(run.record, tasks=rows)), plan)
+        assert [(each.invariant, each.problem) for each in found] == [(1, f"w is completed, and its task is {there}")]
