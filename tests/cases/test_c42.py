@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 async def test_a_step_that_fits_the_grace_time_finishes_where_it_is(site: Yard, client: AsyncClient) -> None:
     """The step ends here at attempt 1, longer than its lease, with another worker alive that does not take it."""
     first = site.worker("--grace", "10", lease=1.0)
-    handle = await client.start(flows.napping, 1, 3.0)
+    handle = await client.start(flows.napping, 1, 2.0)
     await until(lambda: site.starts()["naps"] == 1, 20)
     site.worker(lease=1.0)
     first.send(signal.SIGTERM)
