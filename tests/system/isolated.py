@@ -126,16 +126,16 @@ def raises(how: str) -> str:
 
 
 @step(isolation="process", retries=1)
-def counts(n: int) -> list[int]:
-    """Counts with checkpoints, and dies in the middle of its first attempt."""
+def counts(n: int, folder: str) -> list[int]:
+    """Counts with checkpoints; in the middle of its first attempt it leaves its process id and goes no further."""
     context = step_context()
     seen: list[int] = []
     for i in range(context.heartbeat_details(int, default=0), n):
         seen.append(i)
         context.heartbeat(i + 1)
         if i == n // 2 and context.attempt == 1:
-            time.sleep(0.3)
-            os.kill(os.getpid(), signal.SIGKILL)
+            (Path(folder) / f"{os.getpid()}").write_text("")
+            time.sleep(600)
     return seen
 
 
@@ -221,9 +221,9 @@ def raising(how: str) -> str:
 
 
 @workflow
-def counting_on(n: int) -> list[int]:
+def counting_on(n: int, folder: str) -> list[int]:
     """Checkpoints."""
-    return counts(n)
+    return counts(n, folder)
 
 
 @workflow

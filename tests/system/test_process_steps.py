@@ -183,10 +183,20 @@ async def test_a_steps_verbs_cross(database: str, namespace: str, how: str, resu
         assert await (await site.client.start(isolated.raising, how)).result(timeout=30) == result
 
 
-async def test_heartbeats_cross_and_a_dead_process_goes_on_from_its_checkpoint(database: str, namespace: str) -> None:
+async def test_heartbeats_cross_and_a_dead_process_goes_on_from_its_checkpoint(
+    database: str, namespace: str, folder: Path
+) -> None:
     """Checkpoints reach the database before the process dies, and the next attempt begins there."""
     async with working(database, namespace, isolated.FLOWS) as site:
-        handle = await site.client.start(isolated.counting_on, 20)
+        handle = await site.client.start(isolated.counting_on, 20, str(folder))
+
+        async def kept() -> bool:
+            record = await site.client.store.get_run(handle.id)
+            return record is not None and record.tasks[0].details == "11"
+
+        await until(kept, 30)
+        await until(lambda: here(folder))
+        os.kill(*here(folder), signal.SIGKILL)
         assert await handle.result(timeout=30) == list(range(11, 20))
 
 
