@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
+import uuid
 from collections.abc import Sequence
+from typing import Any
 
 import anyio
 import pytest
@@ -200,3 +204,49 @@ async def test_a_closed_client_says_so(database: str, namespace: str) -> None:
     with pytest.raises(RuntimeError, match="not open"):
         await client.get(handle.id)
     assert await query(database, f"select id from composer.sleepers where namespace = '{namespace}'") == []
+
+
+def test_of_many_threads_one_opens_a_client(database: str, namespace: str) -> None:
+    """Eight threads that open one client: one does, the others are told, and closing it leaves none of its threads."""
+    client = Client(database, namespace=namespace)
+    together, answers = threading.Barrier(8), list[str]()
+
+    def opens() -> None:
+        together.wait()
+        try:
+            client.__enter__()
+        except ClientError as error:
+            answers.append(str(error))
+        else:
+            answers.append("open")
+
+    threads = [threading.Thread(target=opens) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == ["open"] + 7 * ["the client is open already"]
+    client.__exit__(None, None, None)
+    assert [thread for thread in threading.enumerate() if thread.name == "composer client"] == []
+
+
+def test_a_closed_client_starts_nothing_within_a_transaction_either(database: str, namespace: str) -> None:
+    """It is said before the connection is looked at, and in the words of the client that was used."""
+    client = Client(database, namespace=namespace)
+    with pytest.raises(ClientError, match="with Client"):
+        client.start(once, 1, within=object())
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize("through", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_client_cannot_be_copied(database: str, kind: Any, through: Any) -> None:
+    """Neither to another process nor here: the error says to make one there."""
+    with pytest.raises(ClientError, match="make one"):
+        through(kind(database))
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_handle_cannot_be_sent_to_another_process(database: str, kind: Any) -> None:
+    """It leads to its client, which cannot be; the error says what to do there."""
+    with pytest.raises(ClientError, match="make one"):
+        pickle.dumps(kind(database).handle(once, str(uuid.uuid4())))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar, overload
+from typing import Any, Final, Generic, NoReturn, Self, TypeVar, overload
 
 import anyio
 from anyio.abc import TaskGroup
@@ -177,10 +177,12 @@ class AsyncClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._hosted is not None
+        hosted = self._hosted
+        if hosted is None:
+            return  # closed within the block
+        self._refuse_elsewhere()
         # A call that comes late, or is still under way, must not open connections again that nobody closes.
-        hosted, self._hosted = self._hosted, None
-        self._store = self._given
+        self._hosted, self._store = None, self._given
         await hosted.leave(error)
 
     async def open(self) -> Self:
@@ -189,11 +191,10 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Ends what `open` began. A client that is closed may be opened again."""
-        if self._hosted is not None:
-            await self.__aexit__(None, None, None)
+        await self.__aexit__(None, None, None)
 
     async def _open(self, *, guard: bool) -> Self:
-        if self._hosted is not None:
+        if self._hosted is not None and not self._hosted.has_ended:
             raise ClientError("the client is open already")
         hosted = Hosted(self._connected(), "composer client")
         await hosted.enter(guard=guard)
@@ -206,10 +207,15 @@ class AsyncClient:
             store = self._given
             if store is None:
                 store = self._store = await stack.enter_async_context(open_store(self.settings))
-            self._group = await stack.enter_async_context(anyio.create_task_group())
+            self._group = group = await stack.enter_async_context(anyio.create_task_group())
             self._asleep_until, self._listening = 0.0, False
-            yield
-            self._group.cancel_scope.cancel()
+            try:
+                yield
+            finally:
+                # It may end by itself, as with its loop, without anybody who leaves it.
+                if self._store is store:
+                    self._store = self._given
+            group.cancel_scope.cancel()
             if self._asleep_until:
                 # Nobody need be notified for its sake any more. Left there, its word would only lapse.
                 with anyio.move_on_after(1.0, shield=True), suppress(StoreUnavailable):
@@ -217,10 +223,18 @@ class AsyncClient:
 
     @property
     def store(self) -> Store:
-        """The store it talks to. Raises ClientError outside of the `async with` block."""
+        """The store it talks to. Raises ClientError outside of the `async with` block, and in another event loop than its own."""
         if self._store is None:
             raise ClientError("the client is not open: use it inside `async with AsyncClient() as client:`")
+        self._refuse_elsewhere()
         return self._store
+
+    def _refuse_elsewhere(self) -> None:
+        if self._hosted is not None and self._hosted.is_elsewhere:
+            raise ClientError("the client was opened in another event loop than this one: open one in each loop")
+
+    def __reduce__(self) -> NoReturn:
+        raise ClientError("a client cannot be copied, nor sent to another process: make one there")
 
     # -- starting ------------------------------------------------------------------------------------------
     @overload

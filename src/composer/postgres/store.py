@@ -22,6 +22,7 @@ from composer.core.events import Delivery, MapCounts, StoredSignal
 from composer.core.plan import Node, Plan, node_read, plan_from_text
 from composer.core.snapshot import Snapshot
 from composer.core.states import RunStatus
+from composer.errors import ClientError
 from composer.ports.store import (
     AuditedRun,
     Beat,
@@ -214,7 +215,7 @@ class PostgresStore:
             await self.open()
         pool: Any = self._pool
         if self._loop is not asyncio.get_running_loop():
-            raise RuntimeError(
+            raise ClientError(
                 "a client or worker was used from another event loop than the one it was opened in: open one in each loop"
             )
         tries = 0
