@@ -62,6 +62,7 @@ Ts = TypeVarTuple("Ts")
 
 PATIENCE: Final = 10.0
 """Seconds a call goes on trying while the database is away, before StoreUnavailable."""
+NO_COPIES: Final = "a client cannot be copied, nor sent to another process: make one there"
 MOST_HANDED_OVER: Final = 100
 """Runs of one start call whose first tasks may go to a worker of this process at once."""
 _MOST_FRESH: Final = 10_000
@@ -234,7 +235,7 @@ class AsyncClient:
             raise ClientError("the client was opened in another event loop than this one: open one in each loop")
 
     def __reduce__(self) -> NoReturn:
-        raise ClientError("a client cannot be copied, nor sent to another process: make one there")
+        raise ClientError(NO_COPIES)
 
     # -- starting ------------------------------------------------------------------------------------------
     @overload

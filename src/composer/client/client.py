@@ -24,7 +24,7 @@ from weakref import WeakSet
 from typing_extensions import TypeVarTuple, Unpack
 
 from composer.apply import persistently
-from composer.client.async_client import PATIENCE, AsyncClient, AsyncRunHandle, CancelResult, RetryResult
+from composer.client.async_client import NO_COPIES, PATIENCE, AsyncClient, AsyncRunHandle, CancelResult, RetryResult
 from composer.client.explaining import Explanation
 from composer.client.listing import Listing, RunSummary, query_of
 from composer.client.portal import Portal
@@ -162,7 +162,7 @@ class Client:
         raise ClientError("the client is not open: use it inside `with Client() as client:`")
 
     def __reduce__(self) -> NoReturn:
-        return self._client.__reduce__()
+        raise ClientError(NO_COPIES)
 
     def _leave_behind(self) -> None:
         """Makes this a closed client, in a process that was forked off while it was open."""
