@@ -74,20 +74,26 @@ async def workers(args: argparse.Namespace) -> AsyncIterator[Settings]:
 
 def line(workload: str, args: argparse.Namespace, **figures: Any) -> None:
     """Prints the one JSON line of a workload."""
-    print(
-        json.dumps(
-            {
-                "workload": workload,
-                "workflows": args.workflows,
-                "processes": args.processes or "in process",
-                "slots": args.slots,
-                **{name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()},
-                "python": platform.python_version(),
-                "cores": os.cpu_count(),
-            }
-        ),
-        flush=True,
+    output(
+        workload,
+        workflows=args.workflows,
+        processes=args.processes or "in process",
+        slots=args.slots,
+        **figures,
     )
+
+
+def output(workload: str, **figures: Any) -> None:
+    """Prints a JSON line: figures, then where they were measured."""
+    where = {"python": platform.python_version(), "cores": os.cpu_count()}
+    print(json.dumps({"workload": workload, **_rounded(figures), **where}), flush=True)
+
+
+def _rounded(figures: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: round(value, 4) if isinstance(value, float) else _rounded(value) if isinstance(value, dict) else value
+        for name, value in figures.items()
+    }
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -43,6 +43,7 @@ async def open_store(settings: Settings) -> AsyncGenerator[Store]:
             namespace=settings.namespace,
             schema=settings.schema,
             pooler=settings.pooler,
+            max_payload=settings.max_payload,
             # Nobody runs migrations for a server that nobody set up.
             migrate_first=settings.database_url is None,
         )

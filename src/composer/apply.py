@@ -298,7 +298,15 @@ class Applier:
         applied.heads[run_id] = known.head
         while True:
             try:
-                decision = decide(known.plan, known.head.snapshot, events, known.values, known.errors, known.signals)
+                decision = decide(
+                    known.plan,
+                    known.head.snapshot,
+                    events,
+                    known.values,
+                    known.errors,
+                    known.signals,
+                    max_payload=self._store.max_payload,
+                )
             except Exception as error:
                 # One run that cannot be decided must not stop the others of its batch, nor the loop.
                 await self.quarantine(known.head, error)

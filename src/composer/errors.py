@@ -38,7 +38,8 @@
     BaseException
     └── StepCancelled            the run was stopped; raised inside a thread step where it checks
 
-Facts are attributes and the text is built from them, so every error pickles. `code` is stable and kebab-case.
+Facts are attributes and the text is built from them, so every error pickles. `code` is stable and kebab-case, and the
+name of a page of the documentation.
 """
 
 from __future__ import annotations
@@ -53,6 +54,11 @@ class ComposerError(Exception):
     """Root of everything Composer raises at a caller."""
 
     code: ClassVar[str] = "composer-error"
+
+    @property
+    def docs(self) -> str:
+        """The page of the documentation that explains it: "errors/<code>"."""
+        return f"errors/{self.code}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, self.__dict__)
@@ -93,14 +99,14 @@ class PayloadError(ComposerError):
 
 
 class PayloadTooLarge(PayloadError):
-    """The JSON of a value is over the limit of one payload: `what` has `size` bytes of UTF-8, `limit` are allowed."""
+    """The JSON of a value is over the limit of Settings.max_payload: `what` has `size` bytes, `limit` are allowed."""
 
     code = "payload-too-large"
 
     def __init__(self, what: str, size: int, limit: int) -> None:
         super().__init__(
-            f"{what} has {size:,} bytes, and the limit is {limit:,}: "
-            "store it where your steps can read it, and pass its place"
+            f"{what} has {size:,} bytes, and the limit is {limit:,}\n"
+            "  Store it where the steps can read it, and pass its place; or raise max_payload (COMPOSER_MAX_PAYLOAD)."
         )
         self.what, self.size, self.limit = what, size, limit
 
@@ -307,7 +313,12 @@ class TransactionError(ComposerError):
 
 
 class RunFailed(_AboutRun):
-    """The run failed. `node` is where it began, `error_type`, `message` and `traceback` say how."""
+    """The run failed. `node` is where it began, `error_type`, `message` and `traceback` say how.
+
+    `failure` says why the run failed: "node-failed", "deadline", "payload-too-large", ... Of a node that failed, `kind`
+    says why: "error", "timeout", "payload", ... `causes` are the exceptions behind the one that was raised, as
+    "type: message", the nearest first.
+    """
 
     code = "run-failed"
 
@@ -322,17 +333,21 @@ class RunFailed(_AboutRun):
         message: str = "",
         traceback: str = "",
         attempt: int | None = None,
+        kind: str = "",
+        causes: Sequence[str] = (),
     ) -> None:
         where = f" at node {node!r}" if node else ""
         tries = f" (attempt {attempt})" if attempt else ""
         text = ": ".join(part for part in (error_type, message) if part)
         super().__init__(
             run_id,
-            f"of workflow {workflow!r} failed{where}{tries} [{failure}]: {text}",
+            f"of workflow {workflow!r} failed{where}{tries} [{kind or failure}]: {text}"
+            + "".join(f"\n  caused by {cause}" for cause in causes),
             "client.retry(run_id) resumes it where it stopped, once the cause is mended.",
         )
         self.workflow, self.failure, self.node, self.attempt = workflow, failure, node, attempt
         self.error_type, self.message, self.traceback = error_type, message, traceback
+        self.kind, self.causes = kind, tuple(causes)
 
 
 class RunCancelled(_AboutRun):
@@ -384,7 +399,7 @@ class RetryAfter(Exception):
 
     def __init__(self, delay: float | timedelta, message: str = "") -> None:
         super().__init__(delay, message)
-        self.delay = delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
+        self.delay = _seconds("RetryAfter", delay)
         self.message = message
 
     def __str__(self) -> str:
@@ -396,7 +411,14 @@ class Snooze(Exception):
 
     def __init__(self, delay: float | timedelta) -> None:
         super().__init__(delay)
-        self.delay = delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
+        self.delay = _seconds("Snooze", delay)
+
+
+def _seconds(what: str, delay: Any) -> float:
+    number = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or number != number:
+        raise TypeError(f"{what}({delay!r}): expected seconds as a number, or a timedelta")
+    return float(number)
 
 
 class ProcessStepError(Exception):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
+from composer.core.limits import MAX_PAYLOAD
 from composer.errors import SettingsError
 
 ENVIRONMENT: Final = {
@@ -16,7 +19,11 @@ ENVIRONMENT: Final = {
     "namespace": "COMPOSER_NAMESPACE",
     "schema": "COMPOSER_SCHEMA",
     "pooler": "COMPOSER_POOLER",
+    "max_payload": "COMPOSER_MAX_PAYLOAD",
 }
+_URL: Final = re.compile(r"postgres(ql)?://")
+_LARGEST_PAYLOAD: Final = 64_000_000
+"""A commit carries many payloads at once, and one value of PostgreSQL holds a gigabyte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +54,17 @@ class Settings:
     recovery_interval: float = 5.0
     coordinator: bool = True
     """Whether a worker runs the coordinator's loops too."""
+    max_payload: int = MAX_PAYLOAD
+    """Bytes that the JSON of one input, result or checkpoint may have."""
 
     def __post_init__(self) -> None:
+        if self.database_url is not None and not _URL.match(self.database_url):
+            # Only as far as the first colon: behind it there may be a password.
+            begins = self.database_url.partition(":")[0][:30]
+            raise SettingsError(
+                f"database_url begins with {begins!r}: expected postgresql://user:password@host:port/database"
+                + (f"; leave out {begins[begins.index('+') :]!r}, which is SQLAlchemy's" if "+" in begins else "")
+            )
         for name in ("lease", "grace", "poll_interval", "recovery_interval"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 <= value < 1e6:
@@ -58,6 +74,10 @@ class Settings:
         for name in ("concurrency", "threads", "processes"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise SettingsError(f"{name}={getattr(self, name)!r}: expected 1 or more")
+        if type(self.max_payload) is not int or not 1_000 <= self.max_payload <= _LARGEST_PAYLOAD:
+            raise SettingsError(
+                f"max_payload={self.max_payload!r}: expected whole bytes, from 1,000 to {_LARGEST_PAYLOAD:,}"
+            )
         if not self.queues:
             raise SettingsError("queues is empty: a worker serves at least one, 'default' unless you name others")
         if not self.schema.isidentifier() or not self.schema.islower():
@@ -82,13 +102,26 @@ def read_settings(environment: Mapping[str, str] | None = None, **given: Any) ->
         variable = ENVIRONMENT.get(each.name)
         text = environment.get(variable, "").strip() if variable else ""
         if text:
-            values[each.name] = _truth(variable or "", text) if each.name == "pooler" else text
+            values[each.name] = _READ.get(each.name, _text)(variable or "", text)
     unknown = given.keys() - {each.name for each in fields(Settings)}
     if unknown:
-        raise SettingsError(f"unknown settings: {', '.join(sorted(unknown))}")
+        close = get_close_matches(min(unknown), [each.name for each in fields(Settings)], n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise SettingsError(f"unknown settings: {', '.join(sorted(unknown))}{hint}")
     if "home" in values:
         values["home"] = Path(values["home"])
     return Settings(**values)
+
+
+def _text(variable: str, text: str) -> str:
+    return text
+
+
+def _bytes(variable: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise SettingsError(f"{variable}={text!r}: expected whole bytes, such as 2000000") from None
 
 
 def _truth(variable: str, text: str) -> bool:
@@ -97,3 +130,6 @@ def _truth(variable: str, text: str) -> bool:
     if text.lower() in ("0", "false", "no", "off"):
         return False
     raise SettingsError(f"{variable}={text!r}: expected true or false")
+
+
+_READ: Final[Mapping[str, Callable[[str, str], Any]]] = {"pooler": _truth, "max_payload": _bytes}

@@ -262,12 +262,12 @@ ROWS: Final[dict[int, Row]] = {
     78: Row(
         "A step that raises SystemExit has a failed attempt of that type, and is retried as any other.",
         _HERE + "test_row_78_any_exception_is_a_failed_attempt",
-        "that the worker goes on is the worker's",
+        "that the worker goes on is shown by case C32",
     ),
     79: Row(
         "An exception is stored as type name and text, whatever is in them.",
         _HERE + "test_row_79_any_text_can_be_stored",
-        "best effort on text that cannot be made is the worker's",
+        "best effort on text that cannot be made is shown by case C32",
     ),
     80: Row("By default there are no retries, no timeouts and no deadline, and three crashes.", _HERE + "test_row_80_defaults"),
 }  # fmt: skip

@@ -246,7 +246,7 @@ NO_STEPS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fn", "text"), NO_STEPS, ids=lambda each: str(each)[:30])
+@pytest.mark.parametrize(("fn", "text"), NO_STEPS, ids=[text for _, text in NO_STEPS])
 def test_what_cannot_be_a_step_is_refused_with_advice(fn: Any, text: str) -> None:
     with pytest.raises(PlanError) as caught:
         step(fn)

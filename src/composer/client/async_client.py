@@ -29,6 +29,7 @@ from composer.client.starting import (
     named_input,
     new_run,
     paired,
+    refuse_options,
     when_to_start,
 )
 from composer.client.views import RunView, failure_of, view
@@ -36,6 +37,7 @@ from composer.client.watching import Change, Watch
 from composer.coordinator.recovery import Recovered, recover
 from composer.core.decide import reset_nodes, stale_nodes
 from composer.core.events import CancelRequested, Delivery, RetryRequested, Signalled
+from composer.core.limits import within_limit
 from composer.core.plan import INPUT, Node, Plan
 from composer.core.states import ENDED_RUN, NodeState, RunStatus
 from composer.define.workflow import Startable, Workflow
@@ -277,6 +279,7 @@ class AsyncClient:
         priority: int = 0,
         tags: Mapping[str, str] | None = None,
         within: object | None = None,
+        **unknown: Any,
     ) -> AsyncRunHandle[Any]:
         """Starts a run and returns its handle as soon as it is durable.
 
@@ -292,6 +295,8 @@ class AsyncClient:
         transaction commits, or never; nothing runs, and the handle finds nothing, before. Raises TransactionError for
         what cannot carry the start, and what your driver raises.
         """
+        if unknown:
+            refuse_options(workflow, unknown)
         handles = await self._start(
             workflow, [(args, idempotency_key)], within,
             delay=delay, start_at=start_at, priority=priority, tags=tags,
@@ -363,16 +368,25 @@ class AsyncClient:
         starts = when_to_start(delay, start_at)
         if isinstance(workflow, str):
             plan_id, plan = await self._named(workflow)
-            texts = [named_input(plan, args) for args, _ in inputs]
+            texts = [named_input(plan, args, store.max_payload) for args, _ in inputs]
         else:
             flow = checked_workflow(workflow)
-            texts = [encoded_input(flow, args) for args, _ in inputs]
+            texts = [encoded_input(flow, args, store.max_payload) for args, _ in inputs]
             plan = flow.plan
             plan_id = await persistently(lambda: store.register_plan(plan), PATIENCE)
         ids = await store.mint_run_ids(len(inputs))
         return [
             new_run(
-                run_id, plan.workflow, plan, plan_id, text, key=key, priority=priority, tags=tags or {}, starts=starts
+                run_id,
+                plan.workflow,
+                plan,
+                plan_id,
+                text,
+                key=key,
+                priority=priority,
+                tags=tags or {},
+                starts=starts,
+                max_payload=store.max_payload,
             )
             for run_id, text, (_, key) in zip(ids, texts, inputs, strict=True)
         ]
@@ -583,8 +597,9 @@ class AsyncClient:
     async def cancel(self, run_id: str, *, reason: str = "") -> CancelResult:
         """Stops a run: nothing more starts, running steps are told at once. Safe to repeat.
 
-        A run that has ended otherwise stays as it is, and `accepted` is False. Raises RunNotFound.
+        A run that has ended otherwise stays as it is, and `accepted` is False. Raises RunNotFound, PayloadTooLarge.
         """
+        within_limit(reason, "the reason of cancel()", self.store.max_payload)
         applied = await Applier(self.store).apply_one(_checked_id(run_id), CancelRequested(reason), patience=PATIENCE)
         await self._refuse_quarantined(run_id, applied)
         status = applied.heads[run_id].snapshot.status
@@ -603,7 +618,7 @@ class AsyncClient:
         if run_id not in heads:
             raise RunNotFound(run_id, store.namespace)
         plan = await self._plan(heads[run_id].plan_id)
-        text = checked_payload(run_id, plan, event, payload)
+        text = checked_payload(run_id, plan, event, payload, self.store.max_payload)
         applied = await Applier(store).apply_one(run_id, Signalled(event, text, dedupe_id), patience=PATIENCE)
         await self._refuse_quarantined(run_id, applied)
         if applied.ignored:
@@ -656,7 +671,7 @@ class AsyncClient:
             return result
         self._fresh.pop(run_id, None)
         event = RetryRequested(rerun_stale, adopted)
-        applied = await Applier(store).apply_one(run_id, event, patience=PATIENCE)
+        applied = await Applier(self.store).apply_one(run_id, event, patience=PATIENCE)
         await self._refuse_quarantined(run_id, applied)
         if applied.ignored:
             status = applied.heads[run_id].snapshot.status.value

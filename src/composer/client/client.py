@@ -29,7 +29,7 @@ from composer.client.explaining import Explanation
 from composer.client.listing import Listing, RunSummary, query_of
 from composer.client.portal import Portal
 from composer.client.signals import SignalResult
-from composer.client.starting import paired
+from composer.client.starting import paired, refuse_options
 from composer.client.views import RunView
 from composer.client.watching import Change
 from composer.coordinator.recovery import Recovered
@@ -212,11 +212,14 @@ class Client:
         priority: int = 0,
         tags: Mapping[str, str] | None = None,
         within: object | None = None,
+        **unknown: Any,
     ) -> RunHandle[Any]:
         """Starts a run and returns its handle as soon as it is durable. See AsyncClient.start.
 
         What is given as `within` is used in the calling thread, and is not an async connection.
         """
+        if unknown:
+            refuse_options(workflow, unknown)
         options: dict[str, Any] = {"delay": delay, "start_at": start_at, "priority": priority, "tags": tags}
         if within is not None:
             return self._start_within(within, workflow, [(args, idempotency_key)], options)[0]

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from composer.client.starting import plain_json
-from composer.core.limits import within_limit
+from composer.core.limits import MAX_PAYLOAD, within_limit
 from composer.core.plan import Plan, canonical
 from composer.errors import PayloadError, UnknownEvent
 
@@ -24,12 +24,12 @@ class SignalResult:
     is_duplicate: bool = False
 
 
-def checked_payload(run_id: str, plan: Plan, name: str, payload: Any) -> str:
+def checked_payload(run_id: str, plan: Plan, name: str, payload: Any, max_payload: int = MAX_PAYLOAD) -> str:
     """The payload as JSON text. Raises UnknownEvent, PayloadError (PayloadTooLarge) naming the event, the path and what was expected there."""
     if name not in plan.events:
         raise UnknownEvent(run_id, plan.workflow, name, sorted(plan.events))
     what = f"event {name!r} of workflow {plan.workflow!r}"
-    text = within_limit(plain_json(payload, what), f"the payload of {what}")
+    text = within_limit(plain_json(payload, what), f"the payload of {what}", max_payload)
     value = json.loads(text)
     for node in plan.events[name]:
         schema = plan.body["nodes"][node]["schema"]

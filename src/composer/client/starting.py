@@ -6,23 +6,27 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from pydantic_core import PydanticSerializationError, to_json
 
 from composer.core.decide import decide
 from composer.core.durations import seconds
 from composer.core.events import Scheduled, Started
-from composer.core.limits import within_limit
+from composer.core.limits import MAX_PAYLOAD, within_limit
 from composer.core.plan import INPUT, Plan, canonical
 from composer.core.snapshot import Snapshot
 from composer.core.transition import NeedValues, Transition
-from composer.define.payloads import short
+from composer.define.fidelity import short
 from composer.define.shapes import did_you_mean
+from composer.define.source import user_place
+from composer.define.step import Step
 from composer.define.workflow import Workflow
 from composer.errors import PayloadError, PlanTypeError
 from composer.ports.store import NewRun
 
+OPTIONS: Final = ("idempotency_key", "delay", "start_at", "priority", "tags", "within")
+"""What start() takes by keyword."""
 _MOST_SHOWN: Final = 40
 
 
@@ -31,17 +35,33 @@ def checked_workflow(workflow: object) -> Workflow[..., Any]:
     if not isinstance(workflow, Workflow):
         raise PlanTypeError(
             f"start() takes a @workflow or the name of one, not {workflow!r}",
-            "Decorate the function with @workflow, or pass the workflow itself.",
+            f"A step runs in a workflow: write one that calls {workflow.name}, and start that."
+            if isinstance(workflow, Step)
+            else "Decorate the function with @workflow, or pass the workflow itself.",
+            user_place(),
         )
     return workflow
 
 
-def encoded_input(workflow: Workflow[..., Any], args: Sequence[Any]) -> str:
-    """The input as JSON text. Raises PayloadError, also when it is over the limit."""
-    return within_limit(workflow.encode_input(tuple(args), {}), f"the input of workflow {workflow.name}")
+def refuse_options(workflow: object, given: Mapping[str, object]) -> NoReturn:
+    """Raises PlanTypeError for keywords that are no options of start(): a typo, or a parameter of the workflow."""
+    name = next(iter(given))
+    advice = (
+        f"It is a parameter of the workflow: start({workflow.name}.bind({name}=...), ...) takes those by keyword."
+        if isinstance(workflow, Workflow) and name in workflow.declaration.parameters
+        else did_you_mean(name, OPTIONS)
+    )
+    raise PlanTypeError(f"start() has no option {name!r}", advice, user_place())
 
 
-def named_input(plan: Plan, args: Sequence[Any]) -> str:
+def encoded_input(workflow: Workflow[..., Any], args: Sequence[Any], max_payload: int = MAX_PAYLOAD) -> str:
+    """The input as JSON text. Raises PayloadError, and PayloadTooLarge when it is over the limit."""
+    return within_limit(
+        workflow.encode_input(tuple(args), {}, max_payload), f"the input of workflow {workflow.name}", max_payload
+    )
+
+
+def named_input(plan: Plan, args: Sequence[Any], max_payload: int = MAX_PAYLOAD) -> str:
     """The input of a start by name as JSON text, defaults filled in: `args` is one mapping by parameter name, or nothing.
 
     Names are checked by the plan. It holds no types, so values only have to be JSON: what does not fit fails the run.
@@ -70,7 +90,7 @@ def named_input(plan: Plan, args: Sequence[Any]) -> str:
         f"{json.dumps(each)}:{plain_json(given[each], f'workflow {name}: {each}') if each in given else canonical(p['default'])}"
         for each, p in params.items()
     ]
-    return within_limit(f"{{{','.join(parts)}}}", f"the input of workflow {name}")
+    return within_limit(f"{{{','.join(parts)}}}", f"the input of workflow {name}", max_payload)
 
 
 def plain_json(value: Any, what: str) -> str:
@@ -121,18 +141,20 @@ def when_to_start(
 ) -> tuple[float | None, datetime | None]:
     """(seconds from now, moment): at most one is given, neither means at once. Raises PlanTypeError for a naive moment."""
     if delay is not None and start_at is not None:
-        raise PlanTypeError("start() got both delay= and start_at=", "Give one of them.")
+        raise PlanTypeError("start() got both delay= and start_at=", "Give one of them.", user_place())
     if start_at is not None and start_at.tzinfo is None:
         raise PlanTypeError(
-            f"start_at={start_at!r} has no time zone", "Give an aware datetime: datetime(..., tzinfo=UTC)."
+            f"start_at={start_at!r} has no time zone",
+            "Give an aware datetime: datetime(..., tzinfo=UTC).",
+            user_place(),
         )
     return (seconds(delay, what="start(delay=...)") or None) if delay is not None else None, start_at
 
 
-def first_transition(plan: Plan, text: str, *, scheduled: bool) -> Transition:
+def first_transition(plan: Plan, text: str, *, scheduled: bool, max_payload: int = MAX_PAYLOAD) -> Transition:
     """Version 1 of a run."""
     event = Scheduled() if scheduled else Started()
-    made = decide(plan, Snapshot.unborn(len(plan.nodes)), [event], {INPUT: text})
+    made = decide(plan, Snapshot.unborn(len(plan.nodes)), [event], {INPUT: text}, max_payload=max_payload)
     assert not isinstance(made, NeedValues), "a run that has just begun reads nothing but its input"
     return made
 
@@ -153,6 +175,7 @@ def new_run(
     priority: int,
     tags: Mapping[Any, Any],
     starts: tuple[float | None, datetime | None],
+    max_payload: int = MAX_PAYLOAD,
 ) -> NewRun:
     """A run ready to be stored. Raises PlanTypeError for a bad option."""
     given: Any = key  # callers without a type checker pass anything
@@ -170,7 +193,7 @@ def new_run(
         workflow,
         plan_id,
         plan,
-        first_transition(plan, text, scheduled=starts != (None, None)),
+        first_transition(plan, text, scheduled=starts != (None, None), max_payload=max_payload),
         text,
         key=key,
         digest=input_digest(workflow, text) if key is not None else "",

@@ -44,7 +44,7 @@ class NodeView:
     failures: int = 0
     crashes: int = 0
     error: Mapping[str, Any] | None = None
-    """The last failure: kind, type, message, traceback."""
+    """The last failure: kind, type, message, causes, traceback."""
     worker: str | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
@@ -163,4 +163,6 @@ def failure_of(run_id: str, workflow: str, status: str, error_text: str | None) 
         message=error.get("message", ""),
         traceback=error.get("traceback", ""),
         attempt=error.get("attempt"),
+        kind=error.get("kind", ""),
+        causes=error.get("causes", ()),
     )

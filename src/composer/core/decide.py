@@ -31,7 +31,7 @@ from composer.core.events import (
 from composer.core.expressions import Unreadable, render
 from composer.core.kinds import guard, race, sleep, step, wait
 from composer.core.kinds import map as map_
-from composer.core.limits import within_limit
+from composer.core.limits import MAX_PAYLOAD, within_limit
 from composer.core.plan import Need, Node, Plan, node_read
 from composer.core.readiness import Fate, Standing, fate, standing
 from composer.core.snapshot import Counters, Snapshot
@@ -60,13 +60,16 @@ def decide(
     values: Mapping[int, str] = _NOTHING,
     errors: Mapping[int, str] = _NOTHING,
     signals: Mapping[str, Sequence[StoredSignal]] | None = None,
+    *,
+    max_payload: int = MAX_PAYLOAD,
 ) -> Transition | NeedValues:
     """What the events, in their order, make of the run: one transition for all of them.
 
     `values` are outputs of completed nodes by read code (core.plan), `errors` those of failed ones by node, as JSON text;
     `signals` those the run has, by name, in the order they came.
     NeedValues names the read codes of which one of the two is missing. It may be asked for more than once.
-    An empty transition means that every event was ignored; `ignored` says why.
+    An empty transition means that every event was ignored; `ignored` says why. The run's own output, which is put
+    together here, may have `max_payload` bytes; a larger one fails the run.
     """
     draft = Draft(plan, run, values, errors, signals)
     for event in _one_report_a_task(draft, events) if len(events) > 1 else events:
@@ -76,7 +79,7 @@ def decide(
         if draft.missing or draft.missing_signals:
             break
     if draft.entries and not draft.missing_signals and draft.status is RunStatus.RUNNING:
-        _finish(draft)
+        _finish(draft, max_payload)
     if draft.missing or draft.missing_signals:
         return NeedValues(tuple(dict.fromkeys(draft.missing)), tuple(draft.missing_signals))
     return draft.transition()
@@ -234,7 +237,7 @@ def _advance(draft: Draft) -> None:
             _stop_failed(draft, unhandled)
 
 
-def _finish(draft: Draft) -> None:
+def _finish(draft: Draft, max_payload: int) -> None:
     """Ends the run when every node has settled, once the outputs that takes are known."""
     letters = draft.letters
     for letter in letters:
@@ -259,10 +262,12 @@ def _finish(draft: Draft) -> None:
         return
     draft.status = RunStatus.COMPLETED
     try:
-        draft.result = RunResult(output=within_limit(render(plan, plan.output, values), "the run's output"))
+        output = render(plan, plan.output, values)
+        draft.result = RunResult(output=within_limit(output, "the run's output", max_payload))
     except PayloadTooLarge as error:
         draft.status = RunStatus.FAILED
-        draft.result = RunResult(error=json.dumps({"code": error.code, "message": str(error)}))
+        facts = {"code": error.code, "message": str(error), "size": error.size, "limit": error.limit}
+        draft.result = RunResult(error=json.dumps(facts))
     except Unreadable as error:
         draft.status = RunStatus.FAILED
         draft.result = RunResult(

@@ -36,6 +36,10 @@ class FailureKind(StrEnum):
     HEARTBEAT = "heartbeat"
     WORKER_LOST = "worker-lost"
     PAYLOAD = "payload"
+    """What the step returned cannot be written as the type of its result."""
+    PAYLOAD_TOO_LARGE = "payload-too-large"
+    PAYLOAD_MISMATCH = "payload-mismatch"
+    """The stored arguments do not fit the step as it is now."""
     CONDITION = "condition"
     """No attempt of a step: a condition of the workflow could not be evaluated."""
     PROCESS_DIED = "process-died"
@@ -50,10 +54,14 @@ class Failure:
     type: str
     message: str
     traceback: str = ""
+    causes: tuple[str, ...] = ()
+    """The exceptions behind it, as "type: message", the nearest first."""
 
     def encode(self, **more: Any) -> str:
         """JSON text; `more` are facts about where it happened."""
         out: dict[str, Any] = {"kind": self.kind.value, "type": self.type, "message": self.message, **more}
+        if self.causes:
+            out["causes"] = self.causes
         if self.traceback:
             out["traceback"] = self.traceback
         return json.dumps(out, ensure_ascii=True, separators=(",", ":"))

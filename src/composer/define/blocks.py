@@ -15,8 +15,9 @@ from composer.core.durations import seconds
 from composer.define import shapes
 from composer.define.build import INSIDE, Builder, Level, current, holds_ref
 from composer.define.declaration import check_type, checked_name
+from composer.define.fidelity import short
 from composer.define.options import Duration
-from composer.define.payloads import codec, short
+from composer.define.payloads import codec
 from composer.define.refs import Ref, condition, is_symbol, joined
 from composer.define.source import user_line
 from composer.errors import PayloadError, PlanError, PlanTypeError

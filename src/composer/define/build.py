@@ -13,7 +13,8 @@ from composer.core.plan import INPUT_NAME, MOST_NODES, Plan, canonical, ordered
 from composer.define import shapes
 from composer.define.branches import check_branches
 from composer.define.declaration import MOST_LETTERS, Declaration, checked_name
-from composer.define.payloads import codec, short
+from composer.define.fidelity import short
+from composer.define.payloads import codec
 from composer.define.refs import Expr, Made, Ref, Scope, Symbol, Zip
 from composer.define.source import Where, user_line
 from composer.errors import PayloadError, PlanError, PlanTypeError

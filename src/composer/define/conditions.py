@@ -11,7 +11,7 @@ from typing import Any
 
 from composer.define import comparing, shapes
 from composer.define.build import INSIDE, current
-from composer.define.payloads import short
+from composer.define.fidelity import short
 from composer.define.refs import Const, Expr, compared, constant_side, is_symbol, joined
 from composer.define.source import user_line
 from composer.errors import PayloadError, PlanTypeError

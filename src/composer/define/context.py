@@ -13,9 +13,11 @@ from typing import Any, Final, Protocol, TypeVar, overload
 
 from typing_extensions import TypeForm
 
+from composer.core.limits import MAX_PAYLOAD, within_limit
 from composer.define.payloads import codec
+from composer.define.shapes import name_of
 from composer.define.source import user_line
-from composer.errors import PlanError, StepCancelled
+from composer.errors import PayloadError, PlanError, StepCancelled
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -66,7 +68,9 @@ class StepContext:
     task, so a store that remembers the largest one seen can refuse a worker that was presumed dead.
     """
 
-    __slots__ = ("_details", "_link", "_log", "_resources", "attempt", "fence", "item", "node", "run_id", "workflow")
+    __slots__ = (
+        "_details", "_link", "_log", "_max_payload", "_resources", "attempt", "fence", "item", "node", "run_id", "workflow",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -80,10 +84,11 @@ class StepContext:
         details: str | None,
         resources: Any,
         link: StepLink,
+        max_payload: int = MAX_PAYLOAD,
     ) -> None:
         self.run_id, self.workflow, self.node, self.item = run_id, workflow, node, item
         self.attempt, self.fence, self._resources = attempt, fence, resources
-        self._details, self._link = details, link
+        self._details, self._link, self._max_payload = details, link, max_payload
         self._log: StepLog | None = None
 
     def __repr__(self) -> str:
@@ -128,12 +133,17 @@ class StepContext:
     def heartbeat(self, details: Any = None) -> None:
         """A sign of life, and a checkpoint if `details` is given: any JSON value, replacing the last one.
 
-        Raises StepCancelled once the run was stopped, PayloadError when `details` has no JSON.
+        Raises StepCancelled once the run was stopped, PayloadError when `details` has no JSON, PayloadTooLarge when it
+        has too much.
         """
         text = None
         if details is not None:
             # Unchecked: it is read by the type that heartbeat_details() names, which is not known here.
-            text = codec(Any).encode(details, check=False)
+            try:
+                text = codec(Any).encode(details, check=False)
+            except PayloadError as error:
+                raise PayloadError(f"node {self.node}: heartbeat(): its details cannot be written: {error}") from error
+            within_limit(text, f"the checkpoint of node {self.node}", self._max_payload)
             self._details = text
         self._link.beat(text)
         self.check_cancelled()
@@ -147,7 +157,13 @@ class StepContext:
 
         Raises PayloadError when the checkpoint is of another type.
         """
-        return default if self._details is None else codec(type).decode(self._details)
+        if self._details is None:
+            return default
+        try:
+            return codec(type).decode(self._details)
+        except PayloadError as error:
+            problem = f"node {self.node}: its checkpoint cannot be read as {name_of(type)}: {error}"
+            raise PayloadError(problem) from error
 
     @property
     def log(self) -> StepLog:

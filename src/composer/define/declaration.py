@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeVar, get_type_hints
 
 from composer.define import shapes
 from composer.define.payloads import codec
-from composer.define.source import defined_at, user_line
+from composer.define.source import defined_at, user_place
 from composer.errors import PayloadError, PlanError, PlanTypeError
 
 MOST_LETTERS: Final = 200
@@ -58,7 +58,7 @@ class Declaration:
             unknown = [name for name in kwargs if name not in self.parameters]
             close = shapes.did_you_mean(unknown[0], self.parameters) if unknown else ""
             advice = f"It takes {self.signature}." + (f" {close}" if close.startswith("Did") else "")
-            raise PlanTypeError(problem, advice, str(user_line())) from None
+            raise PlanTypeError(problem, advice, user_place()) from None
 
 
 class _Shown:

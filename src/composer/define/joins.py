@@ -11,8 +11,8 @@ from typing import Any, TypeVar, Union, overload
 from composer.core.plan import INPUT_NAME
 from composer.define import shapes
 from composer.define.build import INSIDE, Builder, current, element_of, not_a_list
+from composer.define.fidelity import short
 from composer.define.outcome import Outcome
-from composer.define.payloads import short
 from composer.define.refs import Ref, Zip
 from composer.define.source import user_line
 from composer.errors import PlanError, PlanTypeError

@@ -1,23 +1,23 @@
 """Values as JSON text, by their annotations. One codec a type, built once.
 
 A value that would be lost or changed on its way through JSON is refused, where its type is declared if the type
-says so, else where it is produced: what was written is read again and compared. That costs a few microseconds a
-payload, against a field that is silently gone when a run resumes.
+says so, else where it is produced: what was written is read again and compared, whatever its size. That costs about
+what reading it costs, against a field that is silently gone when a run resumes.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from inspect import Parameter
 from typing import Any, Final, Generic, TypeVar
 
 import typing_extensions as te
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, SecretBytes, SecretStr, TypeAdapter
+from pydantic import ConfigDict, GetCoreSchemaHandler, SecretBytes, SecretStr, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
-from pydantic_core import CoreSchema, PydanticSerializationError, ValidationError, from_json
+from pydantic_core import CoreSchema, ValidationError, from_json
 
+from composer.define.fidelity import DEEPEST, at, difference, fault, same, short
 from composer.errors import PayloadError
 
 T = TypeVar("T")
@@ -29,26 +29,24 @@ _REFUSED: Final = {
     "is-instance": "pydantic knows no JSON for this class",
     "is-subclass": "a class object has no JSON",
 }
-_ALWAYS_CHECKED: Final = 16_384
-"""Below this many bytes every value is read again and compared: microseconds against a lost field."""
-_INEXACT: Final = frozenset(("any", "union", "tagged-union"))
-"""Kinds of schema that cannot promise, at any size, that the same type comes back."""
+_UNBOUNDED: Final = frozenset(("any", "definition-ref"))
+"""Kinds of schema whose values may lie in one another to any depth."""
 _PLAIN: Final = (int, str, bool, type(None))
 """Types whose own values always come back as they are, so that nothing is compared."""
 _MANY: Final = 2**63
 """Integers beyond it are compared: Python and pydantic stop reading at some number of digits."""
-_SHOWN: Final = 120
+_MARGIN: Final = 200 - DEEPEST
 
 
 class Codec(Generic[T]):
-    """Writes and reads the values of one type. `exact` says that the schema alone guarantees the round trip."""
+    """Writes and reads the values of one type."""
 
-    __slots__ = ("_plain", "_read", "_write", "adapter", "exact", "type")
+    __slots__ = ("_is_unbounded", "_plain", "_read", "_write", "adapter", "type")
 
     def __init__(self, type_: Any) -> None:
         self.type = type_
         self.adapter: TypeAdapter[T] = _adapter(type_)
-        self.exact = _INEXACT.isdisjoint(_walk(self.adapter.core_schema, _CONFIG))
+        self._is_unbounded = not _UNBOUNDED.isdisjoint(set(_walk(self.adapter.core_schema, _CONFIG)))
         # By identity: an annotation need not be hashable.
         self._plain: Any = next((each for each in _PLAIN if each is type_), type(None) if type_ is None else None)
         # The adapter's own methods add half a microsecond of Python around these two.
@@ -58,11 +56,11 @@ class Codec(Generic[T]):
     def __repr__(self) -> str:
         return f"Codec({self.type!r})"
 
-    def encode(self, value: T, *, check: bool | None = None) -> str:
+    def encode(self, value: T, *, check: bool = True, most: int | None = None) -> str:
         """JSON text. Raises PayloadError with the path and the reason when the value would not come back as it is.
 
-        `check` says whether to read it again and compare; by default below 16 KiB, and at any size where the type
-        leaves a doubt (Any, unions).
+        Without `check` it may come back as another type of the same JSON, as a tuple does as a list. A text of more than
+        `most` characters is not looked at any more: the caller refuses it for its size.
         """
         if type(value) is self._plain:
             # These come back as they are, so nothing is compared. Text is not among them: pydantic refuses surrogates.
@@ -75,29 +73,37 @@ class Codec(Generic[T]):
         try:
             # warnings="error": pydantic's default writes a value of the wrong type and only warns.
             text = self._write(value, by_alias=True, round_trip=True, warnings="error").decode()
-        except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
+        except Exception as error:  # pydantic's, or one of a serializer of the user's
             raise PayloadError(self._why_not_written(value, error)) from error
-        if check is None:
-            check = not self.exact or len(text) < _ALWAYS_CHECKED
-            if self._plain is str and type(value) is str:
-                check = False
-        if check:
-            self._compare(value, text)
+        if (self._plain is str and type(value) is str) or (most is not None and len(text) > most):
+            return text
+        try:
+            if check:
+                self._compare(value, text)
+            elif (found := _unreadable(text, value)) is not None:
+                raise PayloadError(found)
+        except RecursionError:
+            raise PayloadError(_TOO_DEEP) from None
+        if self._is_unbounded and text.count("[") + text.count("{") > DEEPEST:
+            try:
+                from_json("[" * _MARGIN + text + "]" * _MARGIN)
+            except ValueError:
+                raise PayloadError(_TOO_DEEP) from None
         return text
 
     def decode(self, text: str | bytes) -> T:
         """The value. Raises PayloadError with the path and the reason when the text is none of this type."""
         try:
             return self._read(text)  # type: ignore[no-any-return]
-        except ValidationError as error:
-            raise PayloadError(reason_of(error)) from error
+        except Exception as error:  # pydantic's, or one of a validator of the user's
+            raise PayloadError(_why_not_read(error)) from error
 
     def constant(self, value: Any) -> Any:
         """A constant of the user's code as JSON; `1000` is a fine Decimal, "abc" is not (PayloadError)."""
         try:
             made = self.adapter.validate_python(value)
-        except ValidationError as error:
-            raise PayloadError(reason_of(error)) from error
+        except Exception as error:
+            raise PayloadError(_why_not_read(error)) from error
         return from_json(self.encode(made))
 
     def json_schema(self) -> dict[str, Any]:
@@ -110,31 +116,46 @@ class Codec(Generic[T]):
     def _compare(self, value: Any, text: str) -> None:
         try:
             back: Any = self._read(text)
-        except ValidationError as error:
-            raise PayloadError(f"{reason_of(error)} (when read back from its JSON)") from error
-        if type(back) is type(value):
-            try:
-                if back == value:
-                    return
-            except Exception:  # an __eq__ of the user's that fails decides nothing
-                pass
-            # repr: NaN and classes without __eq__ are unequal to themselves once copied.
-            if repr(back) == repr(value):
-                return
-        elif type(back) is float and type(value) is int and back == value:
-            return  # the type checkers take an int for a float, and so do we
-        raise PayloadError(_difference(value, back))
+        except Exception as error:
+            reason = fault(value) or f"{_why_not_read(error)} (when read back from its JSON)"
+            raise PayloadError(reason) from error
+        if not same(value, back):
+            raise PayloadError(fault(value) or difference(value, back))
 
-    def _why_not_written(self, value: Any, error: BaseException) -> str:
-        """With the path, which pydantic's own message lacks: write it with the warnings off and read that."""
+    def _why_not_written(self, value: Any, error: Exception) -> str:
+        """With the path, which pydantic's own message lacks: found in the value, or by writing it without warnings."""
         try:
+            found = fault(value)
+            if found:
+                return found
             text = self.adapter.dump_json(value, by_alias=True, round_trip=True, warnings=False)
             back: Any = self.adapter.validate_json(text)
-        except ValidationError as found:
-            return reason_of(found)
+        except ValidationError as mistakes:
+            return reason_of(mistakes)
+        except RecursionError:
+            return _TOO_DEEP
         except Exception:
             return _last_line(error)
-        return _difference(value, back)
+        return difference(value, back)
+
+
+_TOO_DEEP: Final = f"lists and objects lie more than {DEEPEST} deep in one another"
+
+
+def _unreadable(text: str, value: Any) -> str | None:
+    """Why the text of an unchecked value cannot be read, or is not what was meant."""
+    try:
+        from_json(text)
+    except ValueError as error:
+        return fault(value) or _last_line(error)
+    # What pydantic writes for a lone surrogate in a key.
+    return fault(value) or None if "\ufffd" in text else None
+
+
+def _why_not_read(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        return reason_of(error)
+    return f"{type(error).__name__}: {_last_line(error)}"
 
 
 def _adapter(type_: Any) -> TypeAdapter[Any]:
@@ -190,8 +211,8 @@ class Arguments:
             return (), {}
         try:
             values: dict[str, Any] = self._read(text)
-        except ValidationError as error:
-            raise PayloadError(reason_of(error)) from error
+        except Exception as error:  # pydantic's, or one of a validator of the user's
+            raise PayloadError(_why_not_read(error)) from error
         if len(values) != len(self._names):
             values = {name: values[name] if name in values else self._defaults[name] for name in self._names}
         if not self._keywords:
@@ -215,58 +236,18 @@ def reason_of(error: ValidationError) -> str:
     """The first mistakes of a failed validation in one line, each with its path."""
     found = error.errors(include_url=False, include_context=False)
     shown = [
-        f"{_path(each['loc'])}{each['msg']}" + (f", got {short(each['input'])}" if each["type"] != "missing" else "")
+        f"{at(each['loc'])}{each['msg']}" + (f", got {short(each['input'])}" if each["type"] != "missing" else "")
         for each in found[:3]
     ]
     return "; ".join(shown) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
 
 
-def _path(parts: tuple[int | str, ...]) -> str:
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
-    return f"{text.lstrip('.')}: " if text else ""
-
-
-def short(value: Any) -> str:
-    """Its repr, cut to a length that fits a message; never raises."""
-    try:
-        text = repr(value)
-    except Exception:
-        text = f"<{type(value).__name__}>"
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
-
-
 def _last_line(error: BaseException) -> str:
-    lines = str(error).splitlines()
+    try:
+        lines = str(error).splitlines()
+    except Exception:  # the user's own
+        lines = []
     return lines[-1].strip() if lines else type(error).__name__
-
-
-def _difference(value: Any, back: Any, path: tuple[int | str, ...] = ()) -> str:
-    """The innermost place where what comes back is not what was written."""
-    if type(value) is type(back) and len(path) < 32:
-        for part, one, other in _parts(value, back):
-            try:
-                same = type(one) is type(other) and (one == other or repr(one) == repr(other))
-            except Exception:
-                same = False
-            if not same:
-                return _difference(one, other, (*path, part))
-    kinds = "" if type(value) is type(back) else f" ({type(value).__name__} and {type(back).__name__})"
-    return f"{_path(path)}{short(value)} would come back as {short(back)}{kinds}"
-
-
-def _parts(value: Any, back: Any) -> Iterator[tuple[int | str, Any, Any]]:
-    if isinstance(value, dict):
-        for key in value:
-            if key in back:
-                yield str(key), value[key], back[key]
-    elif isinstance(value, (list, tuple)) and len(value) == len(back):
-        yield from ((i, one, other) for i, (one, other) in enumerate(zip(value, back, strict=True)))
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield field.name, getattr(value, field.name, None), getattr(back, field.name, None)
-    elif isinstance(value, BaseModel):
-        for name in type(value).model_fields:
-            yield name, getattr(value, name, None), getattr(back, name, None)
 
 
 def _walk(node: Any, config: Mapping[str, Any]) -> Iterator[str]:
@@ -302,6 +283,8 @@ def _refuse_lossy(kind: str, node: Mapping[str, Any], config: Mapping[str, Any])
         raise TypeError(
             "bytes in a pydantic model need model_config = ConfigDict(ser_json_bytes='base64', val_json_bytes='base64')"
         )
+    if node.get("init_only"):
+        raise TypeError("an InitVar is lost on the way: keep what was made of it in a field")
     if node.get("serialization_exclude"):
         raise TypeError("a field with exclude=True is lost on the way")
     written, read = node.get("serialization_alias"), node.get("validation_alias")

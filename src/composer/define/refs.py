@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn
 
 from composer.define import comparing, shapes
+from composer.define.fidelity import short
 from composer.define.outcome import Outcome
-from composer.define.payloads import short
 from composer.define.source import Where, user_line
 from composer.errors import PayloadError, PlanAttributeError, PlanError, PlanTypeError
 

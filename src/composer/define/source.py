@@ -77,6 +77,12 @@ def user_line() -> Where:
     return Where(frame.f_code, frame.f_lasti)
 
 
+def user_place() -> str:
+    """The user's own line as text; "" where none of the frames is the user's, as in a thread that works for others."""
+    where = user_line()
+    return str(where) if is_user(where.code.co_filename) else ""
+
+
 def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 

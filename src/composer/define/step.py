@@ -10,6 +10,7 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self
 
 from typing_extensions import Unpack
 
+from composer.core.limits import MAX_PAYLOAD, within_limit
 from composer.core.plan import NodeOptions
 from composer.core.retries import Retry
 from composer.define import shapes
@@ -125,7 +126,7 @@ class Step(Generic[P, R_co]):
         known = builder.steps.setdefault(self.name, original)
         if known is not original:
             raise PlanError(
-                f"workflow {builder.workflow} has two steps named {self.name!r}, of {known.module} and {self.module}",
+                f"workflow {builder.workflow} has two steps named {self.name!r}, at {known.declaration.where} and {self.declaration.where}",
                 "Workers know a step by its name: give one of them another, @step(name=...).",
                 str(user_line()),
             )
@@ -273,13 +274,17 @@ class Step(Generic[P, R_co]):
 
     # -- at run time --------------------------------------------------------------------------------------------
 
-    def encode_result(self, value: Any) -> str:
-        """The result as JSON text. Raises PayloadError naming the step, the type and the path."""
+    def encode_result(self, value: Any, max_payload: int = MAX_PAYLOAD) -> str:
+        """The result as JSON text. Raises PayloadError naming the step, the type and the path; PayloadTooLarge."""
         try:
-            return self._result.encode(value)
+            text = self._result.encode(value, most=max_payload)
         except PayloadError as error:
-            problem = f"step {self.name}: its result cannot be written as {shapes.name_of(self.result)}: {error}"
+            problem = (
+                f"step {self.name}: its result cannot be written as {shapes.name_of(self.result)}: {error}\n"
+                f"  at {self.declaration.where}"
+            )
             raise PayloadError(problem) from error
+        return within_limit(text, f"the result of step {self.name}", max_payload)
 
     def decode_result(self, text: str | bytes) -> R_co:
         """The result that encode_result() wrote. Raises PayloadError."""

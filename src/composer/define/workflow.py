@@ -21,7 +21,7 @@ from composer.define.lint import unheard
 from composer.define.options import WorkflowOptions, workflow_options
 from composer.define.payloads import codec
 from composer.define.refs import Ref, Symbol
-from composer.define.source import line_of, user_line
+from composer.define.source import line_of, user_line, user_place
 from composer.define.step import Step
 from composer.define.values import build
 from composer.errors import PayloadError, PlanError, PlanTypeError
@@ -107,8 +107,8 @@ class Workflow(Generic[P, R_co]):
         copy.__dict__.update(self.__dict__, bound_input=self.encode_input(args, kwargs))
         return copy  # type: ignore[no-any-return]
 
-    def encode_input(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        """The input as a JSON object by parameter name, defaults filled in.
+    def encode_input(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], most: int | None = None) -> str:
+        """The input as a JSON object by parameter name, defaults filled in. See Codec.encode for `most`.
 
         Raises PlanTypeError for arguments that do not fit the signature, PayloadError for values that do not fit.
         """
@@ -123,21 +123,21 @@ class Workflow(Generic[P, R_co]):
         parts: list[str] = []
         for name in self.declaration.parameters:
             if name in given:
-                text = self._encode_argument(name, given[name])
+                text = self._encode_argument(name, given[name], most)
             else:
                 text = json.dumps(self.declaration.defaults[name], separators=(",", ":"), allow_nan=False)
             parts.append(f"{json.dumps(name)}:{text}")
         return f"{{{','.join(parts)}}}"
 
-    def _encode_argument(self, name: str, value: Any) -> str:
+    def _encode_argument(self, name: str, value: Any, most: int | None) -> str:
         type_ = self.types[name]
         try:
             if isinstance(value, Symbol):
                 raise PayloadError(f"{value!r} exists only while a workflow is built")
-            return codec(type_).encode(value)
+            return codec(type_).encode(value, most=most)
         except PayloadError as error:
             problem = f"workflow {self.name}: {name} cannot be written as {shapes.name_of(type_)}: {error}"
-            raise PayloadError(problem) from error
+            raise PayloadError(_with_place(problem, user_place())) from error
 
     def decode_result(self, text: str | bytes) -> R_co:
         """The run's result. Raises PayloadError when the text is none of the annotated type."""
@@ -190,6 +190,10 @@ def _built(declaration: Declaration) -> tuple[Builder, Any]:
     finally:
         builder.is_open = False
         building.reset(token)
+
+
+def _with_place(problem: str, place: str) -> str:
+    return f"{problem}\n  at {place}" if place else problem
 
 
 class WorkflowDecorator(Protocol):

@@ -17,6 +17,7 @@ from typing import Any
 
 from composer.core.events import Delivery, MapCounts, StoredSignal
 from composer.core.items import list_text, part_of
+from composer.core.limits import MAX_PAYLOAD
 from composer.core.outcomes import each_text
 from composer.core.plan import INPUT, Node, Plan, Read, node_read
 from composer.core.snapshot import Snapshot
@@ -141,7 +142,7 @@ class MemoryStore:
     """Runs of one namespace, in this process."""
 
     def __init__(self, *, namespace: str = "default", clock: Clock | None = None) -> None:
-        self.namespace = namespace
+        self.namespace, self.max_payload = namespace, MAX_PAYLOAD
         self.wakeups = Wakeups()
         self._clock = clock or SystemClock()
         self._plans: dict[int, Plan] = {}

@@ -435,6 +435,8 @@ class Store(Protocol):
     """The runs of one namespace. See the module's docstring for the rules."""
 
     namespace: str
+    max_payload: int
+    """Bytes that the JSON of one input, result, checkpoint or signal may have."""
     wakeups: Wakeups
 
     async def open(self) -> None:

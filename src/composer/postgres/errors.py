@@ -63,6 +63,9 @@ def mapped(doing: str) -> Generator[None]:
             "transaction mode; set COMPOSER_POOLER=true"
         ) from error
     except _PASSING as error:
-        raise StoreUnavailable(f"PostgreSQL is not available while {doing}: {type(error).__name__}: {error}") from error
+        raise StoreUnavailable(
+            f"PostgreSQL is not available while {doing}: {type(error).__name__}: {error}"
+            + ("; is it running there, and is the database URL right?" if isinstance(error, ConnectionError) else "")
+        ) from error
     except asyncpg.PostgresError as error:
         raise StoreError(f"PostgreSQL refused a statement while {doing}: {type(error).__name__}: {error}") from error

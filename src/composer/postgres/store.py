@@ -19,6 +19,7 @@ import anyio
 import asyncpg
 
 from composer.core.events import Delivery, MapCounts, StoredSignal
+from composer.core.limits import MAX_PAYLOAD
 from composer.core.plan import Node, Plan, node_read, plan_from_text
 from composer.core.snapshot import Snapshot
 from composer.core.states import RunStatus
@@ -112,8 +113,9 @@ class PostgresStore:
         connections: int = 8,
         migrate_first: bool = False,
         timeout: float = 30.0,
+        max_payload: int = MAX_PAYLOAD,
     ) -> None:
-        self.namespace = namespace
+        self.namespace, self.max_payload = namespace, max_payload
         self.wakeups = Wakeups()
         self.deadlocks = 0
         """Statements the server rolled back for a deadlock or a conflict, each then done again."""
@@ -200,6 +202,7 @@ class PostgresStore:
             pooler=self._pooler,
             connections=2,
             timeout=self._timeout,
+            max_payload=self.max_payload,
         )
 
     async def listen(self) -> None:

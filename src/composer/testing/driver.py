@@ -24,6 +24,7 @@ from composer.coordinator.recovery import recover
 from composer.coordinator.timers import fire_due
 from composer.core.durations import seconds
 from composer.core.events import Report, Signalled
+from composer.core.limits import MAX_PAYLOAD
 from composer.core.states import RunStatus
 from composer.define.context import NO_LIFESPAN
 from composer.define.step import Step
@@ -172,6 +173,7 @@ class _Driver:
     resources: Any
     around: Sequence[Around]
     processes: ProcessPool | None = None
+    max_payload = MAX_PAYLOAD
     closing = False
 
     def __init__(

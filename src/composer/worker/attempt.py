@@ -11,11 +11,8 @@ import contextlib
 import logging
 import random
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from json import dumps
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import anyio
@@ -33,29 +30,28 @@ from composer.core.events import (
     StepSnoozed,
 )
 from composer.core.expressions import Unreadable, render
-from composer.core.limits import within_limit
 from composer.core.plan import Node, Plan, node_of
 from composer.core.values import Values, absent_parts
 from composer.define.context import StepContext, enter, leave
 from composer.define.step import Step
 from composer.define.surroundings import Around
-from composer.errors import NonRetryable, PayloadError, ProcessStepError, RetryAfter, Snooze, StepCancelled
+from composer.errors import PayloadError, ProcessStepError, Snooze, StepCancelled
 from composer.ports.store import ClaimedTask
+from composer.worker.failures import Raised, mismatch, raised_by, refused, storable
 from composer.worker.processes import ProcessDied, ProcessPool, StepProcess
 
 log = logging.getLogger("composer.worker")
 
 _PATIENCE: Final = 1.0
 """Seconds a coroutine may take to end once it was cancelled for its timeout, before the timeout is reported without it."""
-_ENGINE: Final = f"{Path(__file__).parent}/"
-_MOST_TEXT: Final = 16_000
-"""Characters of an error's message and of its traceback that are kept."""
 
 
 class Host(Protocol):
     """What an attempt needs of the worker that runs it."""
 
     resources: Any
+    max_payload: int
+    """Bytes that a result or a checkpoint may have."""
     around: Sequence[Around]
     """What stands around each attempt, the outermost first."""
     processes: ProcessPool | None
@@ -154,6 +150,14 @@ class Attempt:
         try:
             arguments = self._arguments()
             event = arguments if isinstance(arguments, StepFailed) else await self._body(*arguments)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            # A GeneratorExit out of something awaited closes the coroutines on its way, so that what `_body` made of it is
+            # lost; and types of the user's that raise something odd are asked outside of it.
+            if self.host.closing:
+                raise
+            event = self._raised(error)
         finally:
             self._end(event)
 
@@ -210,14 +214,14 @@ class Attempt:
         except KeyError as error:
             node = node_of(error.args[0])
             why = f"the output of node {self.plan.nodes[node].name if node >= 0 else 'input'} is missing"
-        return self._failed(Failure(FailureKind.PAYLOAD, "PayloadMismatch", why), retryable=False)
+        return self._refused(mismatch(why))
 
     async def _body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
         claimed, node, step = self.claimed, self.node, self.step
         context = StepContext(
             run_id=claimed.run.run_id, workflow=self.plan.workflow, node=node.name, item=claimed.task.item,
             attempt=claimed.task.attempt, fence=claimed.task.delivery, details=claimed.details, resources=self.host.resources,
-            link=self,
+            link=self, max_payload=self.host.max_payload,
         )  # fmt: skip
         timer: asyncio.TimerHandle | None = None
         token = enter(context)
@@ -231,17 +235,13 @@ class Attempt:
             call = self._call(args, kwargs)
             value = await (_surrounded(call, self.host.around, context) if self.host.around else call())
             return StepReleased(self.task, self.details) if self.stopped else self._completed(value)
-        except Snooze as error:
-            return StepSnoozed(self.task, max(0.0, error.delay), self.details)
-        except StepCancelled:
-            return StepReleased(self.task, self.details)
         except asyncio.CancelledError:
             if self.stopped or self.host.closing:
                 return StepReleased(self.task, self.details)
             return self._raised(RuntimeError("the step was cancelled, and not by Composer"))
         except ProcessDied as error:
             why = f"step {step.name} did not end: {error}"
-            return self._failed(Failure(FailureKind.PROCESS_DIED, "ProcessDied", _storable(why)), retryable=True)
+            return self._failed(Failure(FailureKind.PROCESS_DIED, "ProcessDied", storable(why)), retryable=True)
         except BaseException as error:
             # SystemExit and KeyboardInterrupt out of user code too: only the worker's own signal ends the worker.
             return self._raised(error)
@@ -264,11 +264,12 @@ class Attempt:
     def _completed(self, value: Any) -> Report:
         crossed = self.crossed
         try:
-            text = crossed[1] if crossed and value is crossed[0] else self.step.encode_result(value)
-            return StepCompleted(self.task, within_limit(text, f"the result of step {self.step.name}"))
+            text = (
+                crossed[1] if crossed and value is crossed[0] else self.step.encode_result(value, self.host.max_payload)
+            )
         except PayloadError as error:
-            failure = Failure(FailureKind.PAYLOAD, type(error).__name__, _storable(str(error))[:_MOST_TEXT])
-            return self._failed(failure, retryable=False)
+            return self._refused(refused(error))
+        return StepCompleted(self.task, text)
 
     async def _in_process(self, arguments: str) -> Any:
         """Runs a plain function in a process of its own, which whatever stops the body kills."""
@@ -280,6 +281,7 @@ class Attempt:
             "context": {
                 "run_id": context.run.run_id, "workflow": self.plan.workflow, "node": self.node.name, "item": self.task.item,
                 "attempt": self.task.attempt, "fence": self.task.delivery, "details": self.details or context.details,
+                "max_payload": self.host.max_payload,
             },
         }  # fmt: skip
         try:
@@ -306,10 +308,9 @@ class Attempt:
             raise Snooze(frame["snoozed"])
         if "cancelled" in frame:
             raise StepCancelled
-        kind, *texts = frame["failed"]
-        failure = Failure(FailureKind(kind), *map(_storable, texts))
-        error = ProcessStepError(failure.type, failure.message, failure.traceback)
-        self.thrown = error, Raised(failure, frame["retryable"], frame["retry_after"])
+        raised = Raised.of_frame(frame)
+        error = ProcessStepError(raised.failure.type, raised.failure.message, raised.failure.traceback)
+        self.thrown = error, raised
         raise error
 
     async def _in_thread(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -319,13 +320,16 @@ class Attempt:
         # Whoever takes the ticket decides: the thread, that the body runs; a cancellation before it, that it never will.
         ticket = [True]
 
-        def call() -> Any:
+        def call() -> tuple[Any, BaseException | None]:
             try:
                 ticket.pop()
             except IndexError:
-                return None
+                return None, None
             try:
-                return fn(*args, **kwargs)
+                return fn(*args, **kwargs), None
+            except BaseException as error:
+                # Raised by hand below: futures change some exceptions, and a GeneratorExit closes who awaits it.
+                return None, error
             finally:
                 # The loop may be gone when a thread that was left behind ends.
                 if not loop.is_closed():
@@ -333,12 +337,15 @@ class Attempt:
 
         try:
             # anyio's limiter counts a thread that was left behind as free, so the worker counts for itself.
-            return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=_unlimited())
+            value, raised = await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=_unlimited())
         except BaseException:
             with contextlib.suppress(IndexError):
                 ticket.pop()
                 self.thread = False
             raise
+        if raised is not None:
+            raise raised
+        return value
 
     def _timed_out(self, timeout: float) -> None:
         """The time is over. A coroutine is cancelled and reported once it has ended; a thread is reported at once."""
@@ -360,10 +367,17 @@ class Attempt:
             log.warning("a step did not end when its timeout cancelled it", extra=self.facts())
             self.report(self.overtime)
 
-    def _raised(self, error: BaseException) -> StepFailed:
+    def _raised(self, error: BaseException) -> Report:
         thrown = self.thrown
         known = thrown is not None and error is thrown[0]
         raised = thrown[1] if thrown and known else raised_by(error, self.step.retries.no_retry_on)
+        if isinstance(raised, Snooze):
+            return StepSnoozed(self.task, max(0.0, raised.delay), self.details)
+        if isinstance(raised, StepCancelled):
+            return StepReleased(self.task, self.details)
+        return self._refused(raised)
+
+    def _refused(self, raised: Raised) -> StepFailed:
         return self._failed(raised.failure, retryable=raised.retryable, retry_after=raised.retry_after)
 
     def _failed(self, failure: Failure, *, retryable: bool, retry_after: float | None = None) -> StepFailed:
@@ -400,26 +414,6 @@ async def _surrounded(call: Callable[[], Awaitable[Any]], around: Sequence[Aroun
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Raised:
-    """What an exception of a body means."""
-
-    failure: Failure
-    retryable: bool
-    retry_after: float | None
-
-
-def raised_by(error: BaseException, no_retry_on: Sequence[type[BaseException]]) -> Raised:
-    """What an exception of a body means, under a policy's `no_retry_on`. Never raises, whatever the exception is."""
-    delay = max(0.0, error.delay) if isinstance(error, RetryAfter) else None
-    retryable = not isinstance(error, (NonRetryable, *no_retry_on))
-    cause = error
-    if isinstance(error, (NonRetryable, RetryAfter)) and error.__cause__ is not None:
-        cause = error.__cause__
-    failure = Failure(FailureKind.ERROR, type(cause).__qualname__, _text_of(error), _traceback_of(error))
-    return Raised(failure, retryable, delay)
-
-
 _limiter: Final = RunVar[anyio.CapacityLimiter]("composer_unlimited")
 
 
@@ -431,32 +425,3 @@ def _unlimited() -> anyio.CapacityLimiter:
         made = anyio.CapacityLimiter(float("inf"))
         _limiter.set(made)
         return made
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception as second:
-        text = f"<its text cannot be made: {type(second).__name__}>"
-    return _storable(text)[:_MOST_TEXT]
-
-
-def _traceback_of(error: BaseException) -> str:
-    try:
-        # Without locals: they hold what must not be stored. The engine's own frames say nothing to a reader.
-        trace = error.__traceback__
-        outermost = trace
-        while trace is not None:
-            if trace.tb_frame.f_code.co_filename.startswith(_ENGINE):
-                outermost = trace.tb_next
-            trace = trace.tb_next
-        lines = traceback.TracebackException(type(error), error, outermost, limit=-30, compact=True).format()
-        text = "".join(lines)
-    except Exception as second:
-        text = f"<its traceback cannot be made: {type(second).__name__}>"
-    return _storable(text)[-_MOST_TEXT:]
-
-
-def _storable(text: str) -> str:
-    """Text that PostgreSQL and JSON can hold: NUL and lone surrogates are written out."""
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")

@@ -26,7 +26,7 @@ from typing import Any, Final
 import anyio
 
 from composer.apply import Applier, persistently
-from composer.core.events import Delivery, Event, Report, StepReleased
+from composer.core.events import Delivery, Event, Report, StepCompleted, StepFailed, StepReleased, StepSnoozed
 from composer.core.plan import Node
 from composer.define.context import NO_LIFESPAN
 from composer.define.step import Step
@@ -47,6 +47,8 @@ MOST_CLAIMED: Final = 200
 """Tasks asked for in one claim."""
 MOST_REPORTS: Final = 300
 """Reports in one commit: above it a commit grows without growing faster."""
+MOST_COMMITTED: Final = 8_000_000
+"""Characters of results and checkpoints in one commit, but for a single larger one: a statement is sent and read whole."""
 MOST_IN_A_ROW: Final = 32
 """Tasks of one run a worker takes over one after the other, before the run queues with all others."""
 _SLEEP_TTL: Final = 30.0
@@ -100,6 +102,7 @@ class WorkerLoop:
         self.id = new_id()
         """This incarnation."""
         self.resources = resources
+        self.max_payload = store.max_payload
         self.around = around
         isolated = [step for step in steps.values() if step.isolation == "process"]
         self.processes = ProcessPool(isolated) if isolated else None
@@ -453,8 +456,7 @@ class WorkerLoop:
             if not self._reports:
                 await self._reported.wait(None)
                 continue
-            batch: Sequence[tuple[Attempt, Report]] = self._reports[:MOST_REPORTS]
-            self._reports = self._reports[MOST_REPORTS:]
+            batch = self._next_batch()
             self._committing = True
             try:
                 # A commit that was cut off in the middle would lose its reports. When the worker closes, its time is limited.
@@ -464,6 +466,17 @@ class WorkerLoop:
                 self._committing = False
                 self._freed.ring()
                 batch = ()  # Until the next commit the results in it would stay in memory.
+
+    def _next_batch(self) -> Sequence[tuple[Attempt, Report]]:
+        """Takes the reports of the next commit, in their order."""
+        size = count = 0
+        for _, report in self._reports[:MOST_REPORTS]:
+            size += _size_of(report)
+            if count and size > MOST_COMMITTED:
+                break
+            count += 1
+        batch, self._reports = self._reports[:count], self._reports[count:]
+        return batch
 
     async def _commit(self, batch: Sequence[tuple[Attempt, Report]]) -> None:
         granted: list[Node] = []
@@ -594,6 +607,16 @@ class WorkerLoop:
                 await self._applier.apply(reports, patience=_LAST_COMMIT)
         except StoreUnavailable as error:
             log.warning("tasks could not be given back; their leases end by themselves", extra={"error": str(error)})
+
+
+def _size_of(report: Report) -> int:
+    match report:
+        case StepCompleted():
+            return len(report.output)
+        case StepFailed() | StepSnoozed() | StepReleased():
+            return len(report.details or "")
+        case _:
+            return 0
 
 
 def _by_run(batch: Sequence[tuple[Attempt, Report]]) -> dict[str, list[Event]]:

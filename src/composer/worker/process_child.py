@@ -30,13 +30,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
 
-from composer.core.events import FailureKind
 from composer.define.context import NoResources, StepContext, enter, leave
 from composer.define.step import Step
 from composer.errors import PayloadError, Snooze, StepCancelled
 from composer.observe.logging import StepLogFilter, facts_of
 from composer.worker import incarnation
-from composer.worker.attempt import raised_by
+from composer.worker.failures import mismatch, raised_by, refused
 from composer.worker.process_frames import HEAD, MAIN, length_of, packed
 
 _BETWEEN_BEATS: Final = 0.02
@@ -255,29 +254,17 @@ def _run(wire: _Wire, modules: _Modules, call: Mapping[str, Any]) -> dict[str, A
         try:
             args, kwargs = step.decode_arguments(call["arguments"])
         except PayloadError as error:
-            why = f"the stored arguments do not fit step {step.name} as it is now: {error}"
-            return _refused("PayloadMismatch", why)
+            return mismatch(f"the stored arguments do not fit step {step.name} as it is now: {error}").frame()
         value = step.fn(*args, **kwargs)
         try:
-            return {"completed": step.encode_result(value)}
+            return {"completed": step.encode_result(value, call["context"]["max_payload"])}
         except PayloadError as error:
-            return _refused("PayloadError", str(error))
-    except Snooze as error:
-        return {"snoozed": max(0.0, error.delay)}
-    except StepCancelled:
-        return {"cancelled": True}
+            return refused(error).frame()
     except BaseException as error:
         # SystemExit too: sys.exit() in a step is a failure of the step, as in a thread.
         raised = raised_by(error, no_retry_on)
-        failure = raised.failure
-        return {
-            "failed": [failure.kind, failure.type, failure.message, failure.traceback],
-            "retryable": raised.retryable,
-            "retry_after": raised.retry_after,
-        }
+        if isinstance(raised, Snooze):
+            return {"snoozed": max(0.0, raised.delay)}
+        return {"cancelled": True} if isinstance(raised, StepCancelled) else raised.frame()
     finally:
         leave(token)
-
-
-def _refused(type_name: str, message: str) -> dict[str, Any]:
-    return {"failed": [FailureKind.PAYLOAD, type_name, message, ""], "retryable": False, "retry_after": None}
