@@ -15,6 +15,7 @@ import pytest
 
 from composer import AsyncClient, ClientError, ResultTimeout, Settings, Worker, WorkerError, step, workflow
 from composer.memory.store import MemoryStore
+from composer.postgres.store import PostgresStore
 from tests.working import until
 
 pytestmark = pytest.mark.anyio
@@ -230,6 +231,20 @@ async def test_what_is_closed_inside_its_block_may_be_left() -> None:
     async with Worker([doubled], QUIET, store=MemoryStore()) as worker, AsyncClient(store=worker.store) as client:
         await client.close()
         await worker.stop()
+
+
+async def test_a_client_opens_nothing_again_of_a_worker_that_has_stopped(database: str, namespace: str) -> None:
+    """A client on a worker's store says so after the worker's end, and closes in peace; no connection is left of either."""
+    worker = await Worker([doubled], Settings(database_url=database, namespace=namespace)).start()
+    store = worker.store
+    assert isinstance(store, PostgresStore)
+    async with AsyncClient(store=store) as client:
+        handle = await client.start(doubled, 2)
+        assert await handle.result(timeout=10) == 4
+        await worker.stop()
+        with pytest.raises(ClientError, match="has ended"):
+            await handle.get()
+    assert store._pool is None
 
 
 def in_another_loop(work: Callable[[], Awaitable[Any]]) -> Callable[[], Any]:

@@ -220,8 +220,9 @@ class AsyncClient:
                     self._store = self._given
             group.cancel_scope.cancel()
             if self._asleep_until:
-                # Nobody need be notified for its sake any more. Left there, its word would only lapse.
-                with anyio.move_on_after(1.0, shield=True), suppress(StoreUnavailable):
+                # Nobody need be notified for its sake any more. Left there, its word would only lapse, as it does where the
+                # worker whose store it shares has ended before it.
+                with anyio.move_on_after(1.0, shield=True), suppress(StoreUnavailable, ClientError):
                     await store.set_sleeping(self._id, asleep=False, ttl=0.0)
 
     @property
