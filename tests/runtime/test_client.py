@@ -12,7 +12,17 @@ from typing import Any
 import anyio
 import pytest
 
-from composer import AsyncClient, Client, ClientError, RunFailed, step, workflow
+from composer import (
+    AsyncClient,
+    Client,
+    ClientError,
+    RunEnded,
+    RunFailed,
+    RunNotRetryable,
+    step,
+    wait_for_event,
+    workflow,
+)
 from composer.apply import Applier
 from composer.core.events import RetryRequested
 from composer.errors import StoreUnavailable
@@ -35,6 +45,12 @@ async def plus(n: int) -> int:
 def once(n: int) -> int:
     """One step."""
     return plus(n)
+
+
+@workflow
+def asking() -> int:
+    """Waits for a number."""
+    return plus(wait_for_event("number", int))
 
 
 class HeldBack(MemoryStore):
@@ -80,7 +96,7 @@ async def test_a_read_that_ends_early_does_not_lose_what_others_asked_for(
             # These two gather meanwhile, and the first of them reads for both.
             group.start_soon(wait, runs[1], scopes[1])
             group.start_soon(wait, runs[2], scopes[2])
-            await until(lambda: len(client._ends._waiting) == 2)
+            await until(lambda: len(client._ends._reader._waiting) == 2)
             store.let_go[0].set()
             await until(lambda: store.reads == 2)
             if how == "cancelled":
@@ -188,11 +204,33 @@ def test_a_client_that_closes_ends_the_calls_of_other_threads(database: str, nam
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
         waits.wait()
-        while not client._client._listening:
+        while not client._client._ends._is_listening:
             client.get(handle.id)
     thread.join(10)
     assert [type(each) for each in told] == [ClientError]
     assert "closed" in str(told[0])
+
+
+async def test_a_run_is_found_by_its_id_however_it_is_written(database: str, namespace: str) -> None:
+    """Every method takes it in capitals, and without hyphens, as some tools write it."""
+    async with working(database, namespace, [once, asking]) as site:
+        client, run = site.client, await site.client.start(once, 1)
+        for written in (run.id.upper(), run.id.replace("-", "")):
+            assert await client.handle(once, written).result(timeout=10) == 2
+            assert (await client.get(written)).id == run.id
+            assert (await client.explain(written)).run_id == run.id
+            assert len(await client.history(written)) > 1
+            assert [change.event async for change in client.watch(written)][-1] == "run-completed"
+            assert not await client.release(written)
+            with pytest.raises(RunNotRetryable, match=run.id):
+                await client.retry(written)
+            open_one = await client.start(asking)
+            other = open_one.id.upper() if written == run.id.upper() else open_one.id.replace("-", "")
+            assert (await client.signal(other, "number", 5)).node == "number"
+            assert await open_one.result(timeout=10) == 6
+            assert not (await client.cancel(other)).accepted
+            with pytest.raises(RunEnded, match=open_one.id):
+                await client.signal(other, "number", 5)
 
 
 async def test_a_closed_client_says_so(database: str, namespace: str) -> None:
