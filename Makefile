@@ -1,7 +1,7 @@
 # Every command works from an empty clone: the first one makes .venv and installs the project into it.
 #
 #   make demo     the main job, end to end, on the embedded PostgreSQL
-#   make test     all tests, on real PostgreSQL            (make test ARGS="tests/core -x")
+#   make test     all tests, on real PostgreSQL            (make test ARGS="tests/core -x"; JOBS=0 in one process)
 #   make check    format, lint, types, layers
 #   make torture  runs under kill -9, cut commits and restarts of PostgreSQL, about a minute (ARGS="--seed 7")
 #   make bench    speed and memory, one JSON line each; minutes
@@ -13,6 +13,8 @@
 PYTHON ?= python3
 UV ?= $(shell command -v uv 2>/dev/null)
 ARGS ?=
+# Much of the suite waits for leases, timers and processes: one process a core is never too many.
+JOBS ?= auto
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,7 +39,7 @@ demo: $(READY)
 	@$(BIN)/python -m samples.census $(ARGS)
 
 test: $(READY)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 torture: $(READY)
 	@$(BIN)/python -m tests.torture $(ARGS)

@@ -88,9 +88,12 @@ def _step(name: str, annotations: dict[str, Any], body: Callable[..., Any], **op
     return made
 
 
-def _flows(name: str, type_: Any, value: Any) -> tuple[Workflow[..., Any], Workflow[..., Any]]:
+def _flows(name: str, type_: Any, value: Any) -> tuple[Workflow[..., Any], Workflow[..., Any], Workflow[..., Any]]:
     def make(n: int) -> Any:
         return value
+
+    def make_several(n: int) -> Any:
+        return [value] * n
 
     def take(got: Any) -> str:
         # The class too: what Python calls equal need not be the same.
@@ -104,22 +107,34 @@ def _flows(name: str, type_: Any, value: Any) -> tuple[Workflow[..., Any], Workf
     second = _step(f"take_{name}", {"got": type_, "return": str}, take, queue="second")
     third = _step(f"give_{name}", {"got": type_, "return": type_}, give, queue="second")
 
+    several = _step(f"several_{name}", {"n": int, "return": list[type_]}, make_several, queue="first")
+
     def through(n: int) -> Any:
         return second(first(n))
 
     def back(got: Any) -> Any:
         return third(got)
 
+    def items(n: int) -> Any:
+        return second.map(several(n))
+
     through.__annotations__ = {"n": int, "return": str}
+    items.__annotations__ = {"n": int, "return": list[str]}
     back.__annotations__ = {"got": type_, "return": type_}
-    return workflow(name=f"through-{name}")(through), workflow(name=f"back-{name}")(back)
+    return (
+        workflow(name=f"through-{name}")(through),
+        workflow(name=f"items-{name}")(items),
+        workflow(name=f"back-{name}")(back),
+    )
 
 
 THROUGH: dict[str, Workflow[..., Any]] = {}
+ITEMS: dict[str, Workflow[..., Any]] = {}
 BACK: dict[str, Workflow[..., Any]] = {}
 for _name, (_type, _value) in KINDS.items():
-    THROUGH[_name], BACK[_name] = _flows(_name, _type, _value)
-    globals()[f"through_{_name}"], globals()[f"back_{_name}"] = THROUGH[_name], BACK[_name]
+    THROUGH[_name], ITEMS[_name], BACK[_name] = _flows(_name, _type, _value)
+    for _flow in (THROUGH[_name], ITEMS[_name], BACK[_name]):
+        globals()[_flow.name.replace("-", "_")] = _flow
 
 
 @step(queue="first", retries=3)

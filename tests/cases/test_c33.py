@@ -11,7 +11,7 @@ import pytest
 
 from composer import AsyncClient, PayloadError, PlanError, RunFailed, step
 from tests.cases import flows_c33
-from tests.cases.flows_c33 import BACK, KINDS, THROUGH
+from tests.cases.flows_c33 import BACK, ITEMS, KINDS, THROUGH
 from tests.system.fixtures import clean
 from tests.system.processes import Yard
 from tests.working import until
@@ -23,12 +23,13 @@ MODULE = "tests.cases.flows_c33"
 async def test_every_kind_arrives_equal_in_a_worker_that_was_started_afterwards(
     site: Yard, client: AsyncClient
 ) -> None:
-    """A makes it, its worker is killed, B gets an equal value of the declared type in another process."""
+    """A makes it, its worker is killed, B gets an equal value of the declared type in another process; so do map items."""
     first = site.worker("--queue", "first", module=MODULE)
     runs = {name: await client.start(flow, 1) for name, flow in THROUGH.items()}
+    maps = {name: await client.start(flow, 2) for name, flow in ITEMS.items()}
 
     async def all_made() -> bool:
-        views = [await client.get(run.id) for run in runs.values()]
+        views = [await client.get(run.id) for run in (*runs.values(), *maps.values())]
         return all(view.nodes[0].state == "completed" for view in views)
 
     await until(all_made, 60)
@@ -37,6 +38,9 @@ async def test_every_kind_arrives_equal_in_a_worker_that_was_started_afterwards(
     for name, run in runs.items():
         type_name = type(KINDS[name][1]).__name__
         assert (await run.result(timeout=30)).startswith(f"{type_name} is equal: "), name
+        items = await maps[name].result(timeout=30)
+        assert len(items) == 2
+        assert all(each.startswith(f"{type_name} is equal: ") for each in items), name
     for name, flow in BACK.items():
         value = KINDS[name][1]
         result: Any = await (await client.start(flow, value)).result(timeout=30)

@@ -29,7 +29,7 @@ def checked_payload(run_id: str, plan: Plan, name: str, payload: Any, max_payloa
     if name not in plan.events:
         raise UnknownEvent(run_id, plan.workflow, name, sorted(plan.events))
     what = f"event {name!r} of workflow {plan.workflow!r}"
-    text = within_limit(plain_json(payload, what), f"the payload of {what}", max_payload)
+    text = within_limit(plain_json(payload, what, max_payload), f"the payload of {what}", max_payload)
     value = json.loads(text)
     for node in plan.events[name]:
         schema = plan.body["nodes"][node]["schema"]

@@ -17,7 +17,7 @@ from composer.core.limits import MAX_PAYLOAD, within_limit
 from composer.core.plan import INPUT, Plan, canonical
 from composer.core.snapshot import Snapshot
 from composer.core.transition import NeedValues, Transition
-from composer.define.fidelity import short
+from composer.define.fidelity import at, fault, short
 from composer.define.shapes import did_you_mean
 from composer.define.source import user_place
 from composer.define.step import Step
@@ -87,27 +87,47 @@ def named_input(plan: Plan, args: Sequence[Any], max_payload: int = MAX_PAYLOAD)
     if missing:
         raise PlanTypeError(f"start({name!r}, ...): {', '.join(map(repr, missing))} not given", takes)
     parts = [
-        f"{json.dumps(each)}:{plain_json(given[each], f'workflow {name}: {each}') if each in given else canonical(p['default'])}"
+        f"{json.dumps(each)}:{plain_json(given[each], f'workflow {name}: {each}', max_payload) if each in given else canonical(p['default'])}"
         for each, p in params.items()
     ]
     return within_limit(f"{{{','.join(parts)}}}", f"the input of workflow {name}", max_payload)
 
 
-def plain_json(value: Any, what: str) -> str:
+def plain_json(value: Any, what: str, most: int) -> str:
     """A value as JSON text where no annotation says how: models, dates and the like as pydantic writes them.
 
-    Raises PayloadError, which begins with `what`.
+    Raises PayloadError, which begins with `what` and names the path. A text of more than `most` characters is not looked at
+    any more: the caller refuses it for its size.
     """
     try:
         text = to_json(value, inf_nan_mode="constants", bytes_mode="base64").decode()
-        json.loads(text, parse_constant=_refuse_constant)
+        if len(text) > most:
+            return text
+        back: Any = json.loads(text, parse_constant=_Constant)
     except (PydanticSerializationError, ValueError, RecursionError) as error:
-        raise PayloadError(f"{what}: {short(value)} cannot be written as JSON: {error}") from None
+        reason = fault(value) or f"{short(value)} cannot be written as JSON: {error}"
+        raise PayloadError(f"{what}: {reason}") from None
+    # These letters are in no number and in little text, so that most values need no closer look.
+    if ("NaN" in text or "Infinity" in text) and (found := _constant_in(back)):
+        raise PayloadError(f"{what}: {found}")
     return text
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"JSON has no {name}")
+class _Constant(str):
+    """NaN or an infinity, where it was read back."""
+
+    __slots__ = ()
+
+
+def _constant_in(value: Any, path: tuple[int | str, ...] = ()) -> str:
+    if isinstance(value, _Constant):
+        return f"{at(path)}{value} cannot be written: JSON has no such number. Send it as text, or leave it out"
+    parts: Iterable[tuple[int | str, Any]] = ()
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list):
+        parts = enumerate(value)
+    return next(filter(None, (_constant_in(each, (*path, part)) for part, each in parts)), "")
 
 
 def _short_json(value: Any) -> str:

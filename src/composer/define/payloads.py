@@ -1,8 +1,8 @@
 """Values as JSON text, by their annotations. One codec a type, built once.
 
 A value that would be lost or changed on its way through JSON is refused, where its type is declared if the type
-says so, else where it is produced: what was written is read again and compared, whatever its size. That costs about
-what reading it costs, against a field that is silently gone when a run resumes.
+says so, else where it is produced: what was written is read again and compared, whatever its size. That costs one to
+three readings, against a field that is silently gone when a run resumes.
 """
 
 from __future__ import annotations
