@@ -195,7 +195,7 @@ async def test_async_client_in_a_second_loop_is_refused(database: str, namespace
     async def use(client: AsyncClient) -> None:
         try:
             await client.start(plus, 1)
-        except RuntimeError as error:
+        except ClientError as error:
             refused.append(error)
 
     async with working(database, namespace, [plus]) as site:
