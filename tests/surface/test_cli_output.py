@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from composer.cli.output import json_text, told
 from composer.cli.runs import frame
 from composer.client.views import MapProgress, NodeView, RunView
 from composer.errors import ComposerError, QueryError, SettingsError, StoreUnavailable
+from tests.surface.terminal import Terminal
 
 COMPOSER = [sys.executable, "-c", "from composer.cli.main import app; app()"]
 GOOD = """
@@ -246,29 +246,13 @@ def test_follow_in_a_terminal_redraws_and_ctrl_c_leaves_the_run(tmp_path: Path, 
     """start --follow draws a table in a terminal; Ctrl-C ends it with 130, says that the run goes on, and it does."""
     folder = modules(tmp_path, good=GOOD.format(name="fine"))
     where = ("--database-url", database, "--namespace", namespace)
-    main, side = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30", "NO_COLOR": "1"}
-    process = subprocess.Popen(
-        [*COMPOSER, "start", "good:fine", "--input", '{"n": 1}', "--follow", *where],
-        cwd=folder, stdin=side, stdout=side, stderr=side, env=environment, start_new_session=True,
-    )  # fmt: skip
-    os.close(side)
-    seen = ""
-    try:
+    command = [*COMPOSER, "start", "good:fine", "--input", '{"n": 1}', "--follow", *where]
+    with Terminal(command, folder=folder, environment={"NO_COLOR": "1"}) as terminal:
         # No worker: the node stays ready, and the frame is drawn again and again.
-        while seen.count("ready") < 2:
-            seen += os.read(main, 65536).decode()
-        process.send_signal(signal.SIGINT)
-        while True:
-            try:
-                seen += os.read(main, 65536).decode()
-            except OSError:  # the other side is closed
-                break
-        assert process.wait(20) == 130
-    finally:
-        process.kill()
-        process.wait()
-        os.close(main)
+        terminal.until(lambda seen: seen.count("ready") >= 2)
+        terminal.popen.send_signal(signal.SIGINT)
+        assert terminal.ended() == 130
+        seen = terminal.seen
     run_id = seen.split("run ", 1)[1].split()[0]
     assert "0/1 nodes" in seen
     assert f"the run goes on: composer runs watch {run_id}" in seen
