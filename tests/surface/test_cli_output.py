@@ -16,8 +16,8 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from composer.cli.frame import frame
 from composer.cli.output import json_text, told
-from composer.cli.runs import frame
 from composer.client.views import MapProgress, NodeView, RunView
 from composer.errors import ComposerError, QueryError, SettingsError, StoreUnavailable
 from tests.surface.terminal import Terminal

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from composer import NonRetryable, Settings, step, wait_for_event, workflow
-from composer.cli.runs import frame
+from composer.cli.frame import frame
 from composer.cli.text import one_line, printable
 from tests.working import until, working
 
