@@ -26,6 +26,8 @@ _STYLES = {
 }  # fmt: skip
 
 _SETTLED: Final = frozenset(state.word for state in NodeState if state.value in SETTLED)
+_WIDEST: Final = 40
+"""Of a name on a screen, so that there is room beside it."""
 _GOING: Final = frozenset({"leased", "mapping", "draining", "waiting"})
 """States of nodes whose time goes on."""
 
@@ -45,11 +47,12 @@ def frame(run: RunView, *, most: int | None = None, now: datetime | None = None)
         **how,
     )  # fmt: skip
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    for heading in ("node", "state", "attempt", "time"):
-        # The column that may wrap is the one that gives way; its cells are cut on a screen.
-        table.add_column(
-            heading, justify="right" if heading in ("attempt", "time") else "left", overflow="fold", no_wrap=most is not None
-        )  # fmt: skip
+    # The columns that may wrap are those that give way.
+    table.add_column(
+        "node", no_wrap=most is not None, overflow="fold" if most is None else "ellipsis", max_width=most and _WIDEST
+    )
+    for heading in ("state", "attempt", "time"):
+        table.add_column(heading, justify="left" if heading == "state" else "right", no_wrap=True)
     table.add_column("", overflow="fold")
     shown = _chosen(run.nodes, most)
     for node in shown:
