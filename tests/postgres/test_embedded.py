@@ -23,6 +23,7 @@ import pytest
 from composer.errors import EmbeddedServerError
 from composer.postgres import embedded, embedded_programs, embedded_reaper
 from composer.postgres.embedded import EmbeddedPostgres, find_binaries
+from tests.system.processes import heard
 
 IS_ROOT = os.geteuid() == 0
 SOURCES = pathlib.Path(embedded.__file__).parents[2]
@@ -64,17 +65,23 @@ class Process:
     """Another process that has run `code` on `home` as far as its first line, which is the DSN."""
 
     def __init__(self, home: pathlib.Path, code: str = OWNER, *arguments: str) -> None:
-        self.popen = subprocess.Popen(
-            [sys.executable, "-c", code, str(home), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=ENVIRONMENT,
-            text=True,
-        )
+        with heard(signal.SIGINT):
+            self.popen = subprocess.Popen(
+                [sys.executable, "-c", code, str(home), *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=ENVIRONMENT,
+                text=True,
+            )
 
     def dsn(self) -> str:
         assert self.popen.stdout is not None
-        return self.popen.stdout.readline().strip()
+        watch = threading.Timer(60, self.popen.kill)  # a read has no limit of its own
+        watch.start()
+        try:
+            return self.popen.stdout.readline().strip()
+        finally:
+            watch.cancel()
 
     def end(self, how: signal.Signals | None = None) -> None:
         if how is not None and self.popen.poll() is None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from collections.abc import Iterator
 from xml.etree import ElementTree
 
 import pytest
 
-from composer import draw, either, otherwise, race, sleep, step, wait_for_event, when, workflow
+from composer import draw, either, maybe, otherwise, race, sleep, step, wait_for_event, when, workflow
 from composer.core.plan import Plan
 from composer.draw.graph import edges, layers
 from composer.draw.layout import arrange, crossings
@@ -104,6 +105,82 @@ def test_svg_has_a_group_a_node_and_a_path_an_edge() -> None:
     assert "href" not in text
     assert "url(#tip)" in text
     assert "@import" not in text
+
+
+def boxes(root: ElementTree.Element) -> list[tuple[float, float, float, float]]:
+    """The sides of each node: left, top, right, bottom."""
+    found: list[tuple[float, float, float, float]] = []
+    for group in root.findall(f"{SVG}g"):
+        corners: list[tuple[float, float]] = []
+        for rect in group.findall(f"{SVG}rect"):
+            x, y, w, h = (float(rect.attrib[name]) for name in ("x", "y", "width", "height"))
+            corners += [(x, y), (x + w, y + h)]
+        for polygon in group.findall(f"{SVG}polygon"):
+            pairs = (point.split(",") for point in polygon.attrib["points"].split())
+            corners += [(float(x), float(y)) for x, y in pairs]
+        across, down = zip(*corners, strict=True)
+        found.append((min(across), min(down), max(across), max(down)))
+    return found
+
+
+def points_along(path: str) -> Iterator[tuple[float, float]]:
+    """Points on an edge, close to each other."""
+    start, *curves = path.removeprefix("M").split("C")
+    x0, y0 = map(float, start.split())
+    for curve in curves:
+        x1, y1, x2, y2, x3, y3 = map(float, curve.split())
+        for t in (i / 40 for i in range(41)):
+            a, b, c, d = (1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3
+            yield a * x0 + b * x1 + c * x2 + d * x3, a * y0 + b * y1 + c * y2 + d * y3
+        x0, y0 = x3, y3
+
+
+@workflow
+def branching(n: int) -> int:
+    """Branches in branches, and edges that pass several layers of them."""
+    before = number.named("before")(n)
+    with when(n > 3, name="large"):
+        asked = wait_for_event("asked", bool, timeout="2d")
+        insured = number.named("insured")(before)
+        with when(asked):
+            number.named("granted-under-a-name-that-goes-on-and-on")(insured)
+        with otherwise():
+            number.named("refused")(insured)
+    with otherwise():
+        plain = number.named("plain")(before)
+    joined = either(insured, plain)
+    with when(n > 5, name="odd"):
+        extra = number.named("extra")(joined)
+    each = number.named("each").map(numbers(joined))
+    return told.after(maybe(extra), number.named("late")(before))(joined, each)
+
+
+@pytest.mark.parametrize("plan", [every_kind.plan, branching.plan], ids=["every-kind", "branching"])
+def test_no_edge_of_an_svg_runs_behind_a_node(plan: Plan) -> None:
+    """Edges touch nodes at their upper and lower sides only."""
+    root = ElementTree.fromstring(draw.svg(plan))
+    for path in root.findall(f"{SVG}path"):
+        for x, y in points_along(path.attrib["d"]):
+            assert not any(
+                left + 1 < x < right - 1 and top + 1 < y < bottom - 1 for left, top, right, bottom in boxes(root)
+            ), path.attrib["d"]
+
+
+def test_svg_has_its_colours_for_viewers_that_know_no_variables() -> None:
+    """Every colour stands where it is used: librsvg and Inkscape would paint what a variable names black."""
+    assert "var(" not in draw.svg(every_kind.plan)
+
+
+def test_wide_letters_have_room() -> None:
+    """Capitals, which are wider than other letters, fit the node of their name."""
+
+    @workflow
+    def shouting(n: int) -> int:
+        return number.named("WWWWMMMMWWWWMMMM")(n)
+
+    ((left, _, right, _),) = boxes(ElementTree.fromstring(draw.svg(shouting.plan)))
+    # In 13 px, where a W is about as wide as it is high.
+    assert right - left > 16 * 0.95 * 13
 
 
 def test_svg_and_mermaid_quote_what_conditions_say() -> None:

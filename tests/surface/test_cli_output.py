@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
 import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,14 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from composer.cli.frame import frame, listed
 from composer.cli.output import json_text, told
-from composer.cli.runs import frame
+from composer.client.listing import RunSummary
 from composer.client.views import MapProgress, NodeView, RunView
 from composer.errors import ComposerError, QueryError, SettingsError, StoreUnavailable
+from tests.surface.shell import COMPOSER, composer
+from tests.surface.terminal import Terminal
 
-COMPOSER = [sys.executable, "-c", "from composer.cli.main import app; app()"]
 GOOD = """
 from composer import step, workflow
 
@@ -96,13 +96,6 @@ def modules(folder: Path, **texts: str) -> Path:
     return folder
 
 
-def composer(*args: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command, in a folder."""
-    return subprocess.run(
-        [*COMPOSER, *args], cwd=folder, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment}
-    )  # fmt: skip
-
-
 def test_check_tells_every_broken_module_with_its_line(tmp_path: Path) -> None:
     """A wrong workflow, a module that cannot be read and a missing one are all told; the good one is checked all the same."""
     folder = modules(
@@ -165,26 +158,6 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (("--input", "@nowhere.json"), "nowhere.json: No such file"), (("--input", "[1]"), "JSON object"), (("--tag", "x"), "name=value"),
-        (("--input", '{"n": 1}', "--delay", "5 parsecs"), "5 parsecs"), (("--input", '{"n": 1}', "--priority", "500"), "500"),
-        (("--input", '{"n": "x"}'), "n does not fit"), (("--input", '{"m": 1}'), "m"),
-    ],
-)  # fmt: skip
-def test_wrong_starts_are_refused_with_a_sentence(
-    tmp_path: Path, database: str, args: tuple[str, ...], words: str
-) -> None:
-    """Whatever is wrong with what a start is given, it is said without a traceback and nothing is started."""
-    folder = modules(tmp_path, good=GOOD.format(name="fine"))
-    done = composer("start", "good:fine", "--database-url", database, *args, folder=folder)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 NOW = datetime(2026, 3, 4, 12, tzinfo=UTC)
 
 
@@ -198,9 +171,9 @@ def run_of(*nodes: NodeView, **facts: Any) -> RunView:
     return RunView(**(given | facts))
 
 
-def shown(run: RunView, **how: Any) -> list[str]:
+def shown(run: RunView, width: int = 100, **how: Any) -> list[str]:
     """The lines of its table."""
-    console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115
+    console = Console(record=True, width=width, file=open(os.devnull, "w"))  # noqa: SIM115
     with console.file:
         console.print(frame(run, now=NOW, **how))
     return console.export_text().splitlines()
@@ -222,7 +195,7 @@ def test_time_of_what_goes_on_goes_on() -> None:
             NodeView("c", "mapping", "c", started_at=NOW + timedelta(seconds=1), items=MapProgress(2000, 1500, 3, 0)),
         )
     )
-    assert lines[0].rstrip() == "flow running  r  0/3 nodes  1 min 15 s"
+    assert lines[0].rstrip() == "flow running  0/3 nodes  1 min 15 s  r"
     rows = {line.split()[0]: line for line in lines[1:] if line.strip()}
     assert "12.3 s" in rows["a"]
     assert "E: m" in rows["a"]
@@ -238,37 +211,60 @@ def test_a_wide_run_fits_the_screen() -> None:
     rows = [line.split()[0] for line in lines[4:] if line.strip()]
     assert len(rows) == 6
     assert rows.index("n40") < rows.index("n81")
-    assert lines[0].startswith("flow running  r  41/82 nodes")
+    assert lines[0].startswith("flow running  41/82 nodes")
     assert any("and 77 more" in line and "40 blocked, 37 completed" in line for line in lines)
+
+
+def test_on_a_screen_a_node_is_a_line() -> None:
+    """On a narrow screen a frame is as high as it has nodes, with states whole; elsewhere it is folded and keeps every word."""
+    error = {"type": "ConnectionError", "message": "nobody answers at " + "x" * 40}
+    soon = NOW + timedelta(seconds=30)
+    run = run_of(NodeView("reserve-a-place", "delayed", "s", attempt=2, error=error, next_attempt_at=soon), id="i" * 36)
+    cut = shown(run, width=60, most=9)
+    assert [line[0:1] for line in cut if line.strip()] == ["f", " ", " ", " "]
+    assert all(len(line) <= 60 for line in cut)
+    assert "reserve-a-place   delayed" in cut[4]
+    whole = "".join("".join(shown(run, width=60)).split())
+    assert "x" * 40 in whole
+    assert "delayed" in whole
+    assert "i" * 36 in whole
+
+
+def test_a_small_table_does_not_fold_its_heading() -> None:
+    """However narrow the table, what stands above it takes the width of the terminal."""
+    assert shown(run_of(NodeView("a", "ready", "a"), id="i" * 36))[0].rstrip().endswith("i" * 36)
+
+
+def summary(**facts: Any) -> RunSummary:
+    """A line of a list."""
+    given: dict[str, Any] = {
+        "id": "i" * 36, "workflow": "flow", "status": "failed", "priority": 0, "tags": {}, "created_at": NOW, "finished_at": NOW,
+        "error_code": "node-failed", "error_message": "E: " + "x" * 90, "quarantine": None, "nodes_settled": 1, "nodes_total": 2,
+    }  # fmt: skip
+    return RunSummary(**(given | facts))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_list_fits_its_terminal(width: int) -> None:
+    """No line is wider than the terminal, ids and statuses are whole, and an error has a line of its own."""
+    lines = [line.plain for line in listed([summary(), summary(error_code=None, status="running")], width)]
+    assert all(len(line) <= width for line in lines)
+    assert [line.split()[0] for line in lines] == ["run", "i" * 36, "node-failed:", "i" * 36]
+    assert lines[1].split()[1:3] == ["flow", "failed"]
+    assert ("created" in lines[0]) is (width == 100)
 
 
 def test_follow_in_a_terminal_redraws_and_ctrl_c_leaves_the_run(tmp_path: Path, database: str, namespace: str) -> None:
     """start --follow draws a table in a terminal; Ctrl-C ends it with 130, says that the run goes on, and it does."""
     folder = modules(tmp_path, good=GOOD.format(name="fine"))
     where = ("--database-url", database, "--namespace", namespace)
-    main, side = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30", "NO_COLOR": "1"}
-    process = subprocess.Popen(
-        [*COMPOSER, "start", "good:fine", "--input", '{"n": 1}', "--follow", *where],
-        cwd=folder, stdin=side, stdout=side, stderr=side, env=environment, start_new_session=True,
-    )  # fmt: skip
-    os.close(side)
-    seen = ""
-    try:
+    command = [*COMPOSER, "start", "good:fine", "--input", '{"n": 1}', "--follow", *where]
+    with Terminal(command, folder=folder, environment={"NO_COLOR": "1"}) as terminal:
         # No worker: the node stays ready, and the frame is drawn again and again.
-        while seen.count("ready") < 2:
-            seen += os.read(main, 65536).decode()
-        process.send_signal(signal.SIGINT)
-        while True:
-            try:
-                seen += os.read(main, 65536).decode()
-            except OSError:  # the other side is closed
-                break
-        assert process.wait(20) == 130
-    finally:
-        process.kill()
-        process.wait()
-        os.close(main)
+        terminal.until(lambda seen: seen.count("ready") >= 2)
+        terminal.popen.send_signal(signal.SIGINT)
+        assert terminal.ended() == 130
+        seen = terminal.seen
     run_id = seen.split("run ", 1)[1].split()[0]
     assert "0/1 nodes" in seen
     assert f"the run goes on: composer runs watch {run_id}" in seen

@@ -2,210 +2,183 @@
 
 from __future__ import annotations
 
-import io
-import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
-import anyio
 import pytest
-from rich.console import Console
 
-from composer import NonRetryable, Settings, step, wait_for_event, workflow
-from composer.cli.runs import frame
+from composer import Settings
 from composer.cli.text import one_line, printable
-from tests.working import until, working
+from tests.surface.cli_flows import asking, doubled, failing
+from tests.surface.shell import Shell, composer
+from tests.working import working
 
 pytestmark = pytest.mark.anyio
 
+FLOWS = "tests.surface.cli_flows"
 ROOT = Path(__file__).parents[2]
-FLOWS = """
-from composer import NonRetryable, sleep, step, wait_for_event, when, workflow
-
-@step
-async def double(n: int) -> int:
-    return 2 * n
-
-@step
-async def broken(text: str) -> str:
-    raise NonRetryable(text)
-
-@workflow
-def doubled(n: int) -> int:
-    return double(double(n))
-
-@workflow
-def failing(text: str) -> str:
-    return broken(text)
-
-@workflow
-def doubtful(n: int) -> int:
-    sleep("1h")
-    return wait_for_event("go", int)
-
-@workflow
-def asking(n: int) -> int:
-    return wait_for_event("go", int, timeout="1d")
-"""
+UNKNOWN = "01a23008-0000-70aa-b127-f582caace7d8"
 
 
-@step
-async def double(n: int) -> int:
-    """Twice the number."""
-    return 2 * n
-
-
-@step
-async def broken(text: str) -> str:
-    """Fails for good."""
-    raise NonRetryable(text)
-
-
-@workflow
-def doubled(n: int) -> int:
-    """Four times the number."""
-    return double(double(n))
-
-
-@workflow
-def failing(text: str) -> str:
-    """Fails."""
-    return broken(text)
-
-
-@workflow
-def asking(n: int) -> int:
-    """Waits."""
-    return wait_for_event("go", int, timeout="1d")
-
-
-class Shell:
-    """Runs `composer` in a folder with a module of workflows."""
-
-    def __init__(self, folder: Path, settings: Settings) -> None:
-        self.folder, self.settings = folder, settings
-        (folder / "cli_flows.py").write_text(FLOWS)
-
-    async def __call__(self, *args: str, code: int = 0, store: bool = True, stdin: str = "") -> str:
-        """What it prints. It must end with `code`."""
-        where = (
-            ["--database-url", str(self.settings.database_url), "--namespace", self.settings.namespace] if store else []
-        )
-        command = [sys.executable, "-c", "from composer.cli.main import app; app()", *args, *where]
-
-        def run() -> subprocess.CompletedProcess[str]:
-            return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, input=stdin, timeout=60)
-
-        made = await anyio.to_thread.run_sync(run)
-        assert made.returncode == code, made.stdout + made.stderr
-        return made.stdout if code < 2 else made.stderr
-
-    async def json(self, *args: str, code: int = 0, store: bool = True) -> Any:
-        """The one document it prints."""
-        return json.loads(await self(*args, "--json", code=code, store=store))
-
-
-async def test_runs_are_started_looked_at_and_steered(database: str, namespace: str, tmp_path: Path) -> None:
-    """start --follow shows every change and ends with the run; list, show, watch and explain tell of it; failures exit with 1."""
-    async with working(database, namespace, [doubled, failing, asking]) as site:
-        shell = Shell(tmp_path, site.settings)
-        told = await shell("start", "cli_flows:doubled", "--input", '{"n": 4}', "--tag", "customer=7", "--follow")
-        lines = told.splitlines()
-        run_id = lines[0].split()[1]
-        assert lines[0] == f"run {run_id} of workflow doubled started"
-        assert [line.split()[1] for line in lines[1:]] == [
+async def test_a_run_is_started_followed_and_looked_at(database: str, namespace: str) -> None:
+    """start --follow shows every change and ends with the run; list, show, watch and explain tell of it."""
+    async with working(database, namespace, [doubled]) as site:
+        shell = Shell(site.settings)
+        told = await shell("start", f"{FLOWS}:doubled", "--input", '{"n": 4}', "--tag", "customer=7", "--follow")
+        first, *lines = told.splitlines()
+        run_id = first.split()[1]
+        assert first == f"run {run_id} of workflow doubled started"
+        assert [line.split()[1] for line in lines] == [
             "started", "step-started", "step-completed", "step-started", "step-completed", "run-completed",
         ]  # fmt: skip
         assert (await shell.json("runs", "show", run_id))["output"] == 16
         shown = await shell("runs", "show", run_id)
         assert "doubled completed" in shown
         assert "output: 16" in shown
-        assert "step-completed" in await shell("runs", "watch", run_id)
-        assert "completed at" in await shell("runs", "explain", run_id)
-        again = await shell("start", "cli_flows:doubled", "--input", "-", "--key", "k", stdin='{"n": 1}')
-        assert "started" in again
-        assert "exists already" in await shell("start", "cli_flows:doubled", "--input", '{"n": 1}', "--key", "k")
-
-        failed = await shell(
-            "start", "cli_flows:failing", "--input", '{"text": "no\\u001b[31m way"}', "--follow", code=1
-        )
-        assert "\x1b" not in failed
-        assert "\\x1b[31m" in failed
-        bad_id = failed.split()[1]
-        listed = [
-            json.loads(line) for line in (await shell("runs", "list", "--status", "failed", "--json")).splitlines()
+        watched = (await shell("runs", "watch", run_id)).splitlines()
+        assert [line.split()[1:] for line in watched] == [line.split()[1:] for line in lines]
+        assert [change["event"] for change in await shell.lines("runs", "watch", run_id)] == [
+            line.split()[1] for line in lines
         ]
-        assert [run["id"] for run in listed] == [bad_id]
-        assert [
-            json.loads(line)["id"]
-            for line in (await shell("runs", "list", "--tag", "customer=7", "--json")).splitlines()
-        ] == [run_id]
-        assert "broken: it has failed" in await shell("runs", "retry", bad_id, "--dry-run")
-
-        waiting = (await shell.json("start", "cli_flows:asking", "--input", '{"n": 1}'))["id"]
-        assert "it waits for event 'go'" in await shell("runs", "explain", waiting)
-        assert "taken by node go" in await shell("runs", "signal", waiting, "go", "7")
-        await site.client.wait(waiting, timeout=10)
-        assert await shell.json("runs", "cancel", waiting, code=1) == {"accepted": False, "status": "completed"}
+        assert "completed at" in await shell("runs", "explain", run_id)
+        assert [run["id"] for run in await shell.lines("runs", "list", "--tag", "customer=7")] == [run_id]
+        assert await shell("runs", "list", "--status", "failed") == "no runs\n"
+        assert (await shell.json("verify"))["violations"] == []
 
 
-async def test_what_is_wrong_is_said_without_a_traceback(database: str, namespace: str, tmp_path: Path) -> None:
-    """Wrong use exits with 2 or 1, a missing database with 3, each with a sentence and no traceback."""
-    settings = Settings(database_url=database, namespace=namespace)
-    shell = Shell(tmp_path, settings)
-    for args, code, words in (
-        (("start", "cli_flows"), 2, "write module:workflow"),
-        (("start", "cli_flows:doubled", "--input", "{"), 2, "--input is no JSON"),
-        (("runs", "list", "--status", "faild"), 2, "did you mean 'failed'"),
-        (("runs", "signal", "x", "go", "{"), 2, "the payload is no JSON"),
-    ):
-        assert words in await shell(*args, code=code)
-    away = Shell(tmp_path, Settings(database_url="postgresql://127.0.0.1:1/x", namespace=namespace))
-    assert "Traceback" not in await away("runs", "list", code=3)
+async def test_a_key_starts_once_and_arguments_come_from_anywhere(
+    database: str, namespace: str, tmp_path: Path
+) -> None:
+    """Arguments are read from standard input and from a file; the second start with a key says that the run is there."""
+    shell = Shell(Settings(database_url=database, namespace=namespace))
+    file = tmp_path / "input.json"
+    file.write_text('{"n": 1}')
+    start = ("start", f"{FLOWS}:doubled", "--key", "k", "--input")
+    assert "started" in await shell(*start, "-", stdin='{"n": 1}')
+    assert "exists already" in await shell(*start, f"@{file}")
+    assert (await shell.json(*start, '{"n": 1}'))["created"] is False
 
 
-async def test_graph_draws_and_check_doubts(tmp_path: Path, database: str) -> None:
+async def test_a_failed_run_is_told_of_and_retried(database: str, namespace: str) -> None:
+    """A run that fails ends --follow with 1; what its error says cannot steer the terminal; its traceback has lines."""
+    async with working(database, namespace, [failing]) as site:
+        shell = Shell(site.settings, COLUMNS="60")
+        given = '{"text": "no\\u001b[31m way \\u009b\\u202e' + 60 * "x" + '"}'
+        told = await shell("start", f"{FLOWS}:failing", "--input", given, "--follow", code=1)
+        run_id = told.split()[1]
+        shown = await shell("runs", "show", run_id)
+        listed = await shell("runs", "list", "--status", "failed")
+        for text in (told, shown, listed):
+            assert r"no\x1b[31m way \x9b\u202exxx" in text.replace("\n", "").replace(" " * 36, "")
+            assert not set("\x1b\x9b\u202e") & set(text)
+        assert all(len(line) <= 60 for line in shown.splitlines())
+        assert "\nTraceback (most recent call last):\n" in shown
+        assert "\n    raise NonRetryable(text)\n" in shown
+        # Not in a terminal: a line a run, whole.
+        assert [line.split()[0] for line in listed.splitlines()] == ["run", run_id]
+        assert "broken: it has failed" in await shell("runs", "retry", run_id, "--dry-run")
+        assert (await shell.json("runs", "retry", run_id))["dry_run"] is False
+
+
+async def test_a_waiting_run_is_explained_signalled_and_cancelled(database: str, namespace: str) -> None:
+    """explain says what a run waits for, a signal is taken by its node, a cancel is safe to repeat and may come too late."""
+    async with working(database, namespace, [asking]) as site:
+        shell = Shell(site.settings)
+        first, second = [(await shell.json("start", f"{FLOWS}:asking", "--input", '{"n": 1}'))["id"] for _ in range(2)]
+        assert "it waits for event 'go'" in await shell("runs", "explain", first)
+        assert "taken by node go" in await shell("runs", "signal", first, "go", "7")
+        await site.client.wait(first, timeout=10)
+        assert await shell.json("runs", "cancel", first, code=1) == {"accepted": False, "status": "completed"}
+        assert await shell("runs", "cancel", second) == "the run is cancelled\n"
+        assert await shell("runs", "cancel", second) == "the run is cancelled\n"
+        assert await shell("runs", "release", second, code=1) == "the run was not quarantined\n"
+
+
+async def test_show_has_an_output_that_is_nothing_much(database: str, namespace: str) -> None:
+    """An output such as 0 is an output."""
+    async with working(database, namespace, [asking]) as site:
+        shell = Shell(site.settings)
+        run_id = (await shell.json("start", f"{FLOWS}:asking", "--input", '{"n": 1}'))["id"]
+        await shell("runs", "signal", run_id, "go", "0")
+        await site.client.wait(run_id, timeout=10)
+        assert "output: 0\n" in await shell("runs", "show", run_id)
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("start", FLOWS), 2, "write module:workflow"), (("start", f"{FLOWS}:doubld"), 2, "Did you mean 'doubled'"),
+        (("start", f"{FLOWS}:doubled", "--input", "{"), 2, "--input is no JSON"),
+        (("start", f"{FLOWS}:doubled", "--input", "@nowhere.json"), 2, "nowhere.json: No such file"),
+        (("start", f"{FLOWS}:doubled", "--input", "[1]"), 2, "JSON object"),
+        (("start", f"{FLOWS}:doubled", "--input", "[" * 100_000), 2, "nested too deeply"),
+        (("start", f"{FLOWS}:doubled", "--input", '{"n": "x"}'), 2, "n does not fit"), (("start", f"{FLOWS}:doubled", "--input", '{"m": 1}'), 2, "m"),
+        (("start", f"{FLOWS}:doubled", "--tag", "x"), 2, "name=value"), (("start", f"{FLOWS}:doubled", "--tag", "=x"), 2, "name=value"),
+        (("start", f"{FLOWS}:doubled", "--input", '{"n": 1}', "--delay", "5 parsecs"), 2, "5 parsecs"),
+        (("start", f"{FLOWS}:doubled", "--input", '{"n": 1}', "--priority", "500"), 2, "500"),
+        (("runs", "list", "--status", "faild"), 2, "did you mean 'failed'"), (("runs", "list", "--limit", "0"), 2, "--limit"),
+        (("runs", "signal", "x", "go", "{"), 2, "the payload is no JSON"), (("runs", "signal", "x", "go", "[" * 100_000), 2, "nested too deeply"),
+        *((("runs", command, UNKNOWN), 1, f"run {UNKNOWN} does not exist") for command in ("show", "watch", "explain", "cancel", "retry", "release")),
+        (("runs", "signal", UNKNOWN, "go"), 1, f"run {UNKNOWN} does not exist"), (("runs", "show", "x\x1b[31m"), 1, r"run x\x1b[31m does not exist"),
+        (("graph", f"{FLOWS}:doubled", "--run", UNKNOWN), 1, f"run {UNKNOWN} does not exist"),
+    ],
+)  # fmt: skip
+async def test_what_is_wrong_is_said_in_a_sentence(
+    database: str, namespace: str, args: tuple[str, ...], code: int, words: str
+) -> None:
+    """Wrong use exits with 2, what is not there with 1, each with a sentence and no traceback; nothing is started."""
+    shell = Shell(Settings(database_url=database, namespace=namespace))
+    said = await shell(*args, code=code)
+    assert words in said
+    assert "\x1b" not in said
+    assert await shell.lines("runs", "list") == []
+
+
+async def test_a_missing_database_is_three(namespace: str) -> None:
+    """Where no server answers, the exit code says so."""
+    away = Shell(Settings(database_url="postgresql://127.0.0.1:1/x", namespace=namespace))
+    assert (await away.json("runs", "list", code=3))["error"]["code"] == "store-unavailable"
+
+
+async def test_the_drawing_of_a_run_is_of_its_workflow(database: str, namespace: str) -> None:
+    """graph --run has the states of the run's nodes, and refuses a run of another workflow."""
+    async with working(database, namespace, [doubled]) as site:
+        shell = Shell(site.settings)
+        handle = await site.client.start(doubled, 1)
+        await handle.result(timeout=10)
+        assert "double-2  completed" in await shell("graph", f"{FLOWS}:doubled", "--run", handle.id)
+        said = await shell("graph", f"{FLOWS}:again", "--run", handle.id, code=2)
+        assert f"run {handle.id} is of workflow doubled, not of again" in said
+
+
+async def test_graph_draws_and_check_doubts() -> None:
     """graph prints every node with what it needs, and the plan as JSON; check names doubts with their line and exits with 1."""
-    shell = Shell(tmp_path, Settings(database_url=database))
-    text = await shell("graph", "cli_flows:doubled", store=False)
+    shell = Shell()
+    text = await shell("graph", f"{FLOWS}:doubled")
     assert "double-2" in text
     assert "← double" in text
-    mermaid = await shell("graph", "cli_flows:doubled", "--format", "mermaid", store=False)
+    mermaid = await shell("graph", f"{FLOWS}:doubled", "--format", "mermaid")
     assert mermaid.splitlines() == ["flowchart TD", '  n0["double"]', '  n1["double-2"]', "  n0 --> n1"]
-    plan = await shell.json("graph", "cli_flows:doubled", store=False)
+    plan = await shell.json("graph", f"{FLOWS}:doubled")
     assert [node["name"] for node in plan["nodes"]] == ["double", "double-2"]
-    doubts = await shell("check", "cli_flows", code=1, store=False)
+    doubts = await shell("check", FLOWS, code=1)
     assert "workflow doubled (2 nodes): good" in doubts
-    assert "cli_flows.py:23" in doubts
+    line = 1 + (ROOT / "tests/surface/cli_flows.py").read_text().splitlines().index('    sleep("1h")')
+    assert f"cli_flows.py:{line}" in doubts
     assert "[idle-sleep]" in doubts
     assert "[waits-for-ever]" in doubts
-    found = await shell.json("check", "cli_flows", code=1, store=False)
+    found = await shell.json("check", FLOWS, code=1)
     assert [each["code"] for each in found["workflows"]["doubtful"]] == ["waits-for-ever", "idle-sleep"]
 
 
-async def test_frame_of_a_run_fits_a_terminal(database: str, namespace: str) -> None:
-    """The table has a line a node with its state and what there is to say, within the width."""
-    async with working(database, namespace, [doubled, failing]) as site:
-        handle = await site.client.start(failing, "x" * 300)
-        await site.client.wait(handle.id, timeout=10)
-
-        async def has_ended() -> bool:
-            return (await handle.get()).status == "failed"
-
-        await until(has_ended)
-        console = Console(record=True, width=100, file=io.StringIO())
-        console.print(frame(await handle.get()))
-        lines = console.export_text().splitlines()
-    assert lines[0].startswith("failing failed")
-    assert any(line.split()[:2] == ["broken", "failed"] for line in lines)
-    assert "…" in "".join(lines)
-    assert all(len(line) <= 100 for line in lines)
+def test_the_command_is_installed_and_says_the_same(database: str, namespace: str) -> None:
+    """In a process of its own a command reads the environment, prints and exits as it does here."""
+    done = composer("runs", "show", UNKNOWN, folder=ROOT, COMPOSER_DATABASE_URL=database, COMPOSER_NAMESPACE=namespace)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"composer: run {UNKNOWN} does not exist in namespace '{namespace}'\n")
 
 
 def test_text_of_users_cannot_steer_a_terminal() -> None:
-    """Escapes, controls, surrogates and marks of direction are written out; other scripts and emoji stay."""
-    assert printable("a\x1b[2Jb\x07\x9b\u202ec\u200f") == "a\\x1b[2Jb\\x07\\x9b\\u202ec\\u200f"
+    """Escapes, controls, surrogates, line separators and marks of direction are written out; other scripts and emoji stay."""
+    assert printable("a\x1b[2Jb\x07\x9b\u202ec\u200f\u2028") == "a\\x1b[2Jb\\x07\\x9b\\u202ec\\u200f\\u2028"
     assert printable("é 漢字 🙂\n\tx") == "é 漢字 🙂\n\tx"
     assert one_line("a\nb " + "c" * 50, 10) == "a b ccccc…"

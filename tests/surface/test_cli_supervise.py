@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 
 from composer import AsyncClient, Settings
-from composer.cli.supervise import project_files
+from composer.cli import supervise
+from composer.cli.supervise import Supervisor, project_files
 from tests.system import flows
 from tests.system.processes import Process, Yard, yard
 from tests.working import until
@@ -152,6 +156,103 @@ async def test_reload_serves_what_the_files_say_now(database: str, namespace: st
             assert parent.popen.returncode == 0
         finally:
             parent.close()
+
+
+async def test_a_worker_waits_for_its_missing_module(database: str, namespace: str, tmp_path: Path) -> None:
+    """With --reload a module that is not there yet is served once it comes; files that are no Python start nothing anew."""
+    parent = Process(
+        "composer.worker", "coming_flows", "--reload", "--database-url", database, "--namespace", namespace, "--json-logs",
+        ledger=tmp_path / "ledger", log=tmp_path / "log", folder=tmp_path,
+    )  # fmt: skip
+    try:
+        await until(lambda: parent.said("the worker did not start"), 30)
+        (tmp_path / "notes.txt").write_text("to do")
+        await _looks(parent)
+        (tmp_path / "coming_flows.py").write_text(FLOW.format(addend=1))
+        await until(lambda: serving(parent) == 1, 30)
+        assert len(parent.said("starting anew")) == 1
+        assert len(parent.said("the worker did not start")) == 1
+    finally:
+        parent.close()
+
+
+async def _looks(parent: Process) -> None:
+    """Returns once the parent has looked at the files at least once more: it asks nothing else of the processor."""
+
+    def spent() -> int:
+        fields = Path(f"/proc/{parent.popen.pid}/schedstat").read_text().split()
+        return int(fields[2])
+
+    before = spent()
+    await until(lambda: spent() > before + 3, 10)
+
+
+async def test_a_ctrl_c_of_the_terminal_reaches_each_child_once(site: Yard) -> None:
+    """A signal to the parent's whole process group, as a terminal sends it, lets the children drain."""
+    parent = site.worker("--processes", "2")
+    await until(lambda: serving(parent) == 2, 30)
+    os.killpg(parent.popen.pid, signal.SIGINT)
+    await until(lambda: not parent.is_running, 20)
+    assert parent.popen.returncode == 0
+    assert not parent.said("told twice")
+
+
+class Parent:
+    """A supervisor in this process, of children that write when they begin and do what a script says."""
+
+    def __init__(self, folder: Path, script: str, count: int = 1, *, reload: bool = False) -> None:
+        self._file = folder / "begun"
+        self._file.touch()
+        begin = f"import os, sys, time\nopen({str(self._file)!r}, 'a').write(f'{{time.time()}}\\n')\nline = int(sys.argv[-1])\n"
+        self.supervisor = Supervisor([sys.executable, "-c", begin + script], count, reload=reload)
+
+    def begun(self) -> list[float]:
+        """When each child began."""
+        return [float(line) for line in self._file.read_text().splitlines()]
+
+    async def run_until_begun(self, count: int) -> None:
+        """Runs it until so many children have begun, then tells it to stop."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.supervisor.run)
+            await until(lambda: len(self.begun()) >= count, 30)
+            # It hears signals for as long as it runs.
+            signal.raise_signal(signal.SIGTERM)
+
+
+SERVES = "os.write(line, b'{\"serves\": true}\\n')\n"
+
+
+async def test_children_that_keep_dying_are_started_ever_more_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause before a successor doubles, up to the longest."""
+    monkeypatch.setattr(supervise, "_FIRST_PAUSE", 0.1)
+    monkeypatch.setattr(supervise, "_LONGEST_PAUSE", 0.4)
+    parent = Parent(tmp_path, SERVES + "sys.exit(3)")
+    await parent.run_until_begun(6)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(parent.begun()[:6])]
+    # A child takes time too, but never less than the pause before it.
+    assert all(gap >= pause for gap, pause in zip(gaps, (0.1, 0.2, 0.4, 0.4, 0.4), strict=True)), gaps
+    assert max(gaps) < 5
+
+
+async def test_a_child_that_worked_has_its_successor_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a child has served for a while, the pauses begin with the shortest again."""
+    monkeypatch.setattr(supervise, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(supervise, "_LONGEST_PAUSE", 60.0)
+    monkeypatch.setattr(supervise, "_STEADY", 0.0)
+    parent = Parent(tmp_path, SERVES + "sys.exit(3)")
+    # Doubled each time, the pauses would take more than the limit: 0.01 s * 2**13 is over a minute.
+    await parent.run_until_begun(14)
+
+
+@pytest.mark.parametrize(("script", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137), ("sys.exit(0)", 1)])
+async def test_the_first_childs_end_is_the_parents(tmp_path: Path, script: str, code: int) -> None:
+    """The first of several that ends before it serves is the only one: the exit code is its own, 128 + n after a signal, never 0."""
+    parent = Parent(tmp_path, script, 3)
+    with anyio.fail_after(20):
+        assert await parent.supervisor.run() == code
+    assert len(parent.begun()) == 1
 
 
 def test_project_files_are_the_projects(tmp_path: Path) -> None:

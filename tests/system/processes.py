@@ -16,6 +16,19 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 
 
+@contextmanager
+def heard(number: signal.Signals) -> Iterator[None]:
+    """Processes that are started in the block hear the signal, though this one was started with it ignored.
+
+    That is inherited: under `nohup pytest &` every child would ignore Ctrl-C. A handler is not, so one stands in here.
+    """
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
 class Process:
     """A process of Composer's, in a session of its own."""
 

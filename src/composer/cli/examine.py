@@ -9,17 +9,13 @@ import anyio
 
 from composer.app import examine, open_store
 from composer.cli.output import AsJson, put, say
-from composer.cli.serve import DatabaseUrl, Home, Namespace
-from composer.settings import read_settings
+from composer.settings import Settings
 from composer.verify import Verified, Violation
 from composer.verify import verify as verify_store
 
 
-def verify(
-    database_url: DatabaseUrl = None, home: Home = None, namespace: Namespace = None, as_json: AsJson = False
-) -> None:
+def verify(settings: Settings, as_json: AsJson = False) -> None:
     """Check the promises on every run of a live database. Exit code 1 when one is broken."""
-    settings = read_settings(database_url=database_url, home=home, namespace=namespace)
     verified = Verified()
 
     async def run() -> list[Violation]:
@@ -38,11 +34,8 @@ def verify(
     sys.exit(1 if found else 0)
 
 
-def doctor(
-    database_url: DatabaseUrl = None, home: Home = None, namespace: Namespace = None, as_json: AsJson = False
-) -> None:
+def doctor(settings: Settings, as_json: AsJson = False) -> None:
     """Look at the database's settings and state. Exit code 1 when there is a problem; warnings are none."""
-    settings = read_settings(database_url=database_url, home=home, namespace=namespace)
     found = anyio.run(examine, settings)
     if as_json:
         put(list(found))

@@ -9,12 +9,13 @@ from composer.app import migrate as migrate_schema
 from composer.cli import examine, serve
 from composer.cli.check import check
 from composer.cli.graph import graph
+from composer.cli.options import DatabaseUrl, Home, on_database
 from composer.cli.output import AsJson, put, say, told
 from composer.cli.runs import COMMANDS, runs_app, start
 from composer.settings import read_settings
 
 
-def migrate(database_url: serve.DatabaseUrl = None, home: serve.Home = None, as_json: AsJson = False) -> None:
+def migrate(database_url: DatabaseUrl = None, home: Home = None, as_json: AsJson = False) -> None:
     """Bring the database's schema up to this release. Safe to run from many places at once."""
     settings = read_settings(database_url=database_url, home=home)
     applied = anyio.run(migrate_schema, settings)
@@ -34,11 +35,11 @@ coordinator_app.command()(told(serve.coordinator))
 app.command("worker")(told(serve.worker))
 app.command("coordinator")(told(serve.coordinator))
 app.command("migrate")(told(migrate))
-app.command("verify")(told(examine.verify))
-app.command("doctor")(told(examine.doctor))
+app.command("verify")(told(on_database(examine.verify)))
+app.command("doctor")(told(on_database(examine.doctor)))
 app.command("check")(told(check))
-app.command("graph")(told(graph))
-app.command("start")(told(start))
+app.command("graph")(told(on_database(graph)))
+app.command("start")(told(on_database(start)))
 for name, command in COMMANDS.items():
-    runs_app.command(name)(told(command))
+    runs_app.command(name)(told(on_database(command)))
 app.add_typer(runs_app, name="runs")

@@ -14,16 +14,16 @@ import signal
 import sys
 import traceback
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
 from enum import IntEnum
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
-from composer.cli.text import printable
+from composer.cli.text import UNSEEN, printable
 from composer.errors import ComposerError, QueryError, SettingsError, StoreUnavailable
 
 
@@ -66,13 +66,15 @@ def told(command: Callable[..., None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             sys.exit(128 + signal.SIGINT)
 
-    # Read here, where the names in the annotations mean something: typer reads the signature and evaluates nothing more.
-    signature = inspect.signature(command, eval_str=True)
     option = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
-    parameters = [*signature.parameters.values(), option]
-    wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {each.name: each.annotation for each in parameters}
-    return wrapped
+    return with_signature(wrapped, [*inspect.signature(command, eval_str=True).parameters.values(), option])
+
+
+def with_signature(command: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Callable[..., None]:
+    """The command, which typer will take to have these parameters. Their annotations are no text: typer evaluates nothing."""
+    command.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
 
 
 def _tell(error: ComposerError, *, debug: bool, as_json: bool) -> None:
@@ -122,10 +124,7 @@ def json_text(value: Any) -> str:
     text = json.dumps(plain(value), ensure_ascii=False)
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_escaped(c) if unicodedata.category(c) in _UNSEEN else c for c in text)
-
-
-_UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+    return "".join(_escaped(c) if unicodedata.category(c) in UNSEEN else c for c in text)
 
 
 def _escaped(c: str) -> str:

@@ -10,13 +10,13 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
 import typer
 
 from composer.app import Worker, calm_collector, open_store, other_composer
+from composer.cli.options import DatabaseUrl, Home, JsonLogs, Namespace
 from composer.cli.supervise import Line, Supervisor, command_of, imported_files
 from composer.coordinator.services import run_coordinator
 from composer.define.workflow import Workflow
@@ -28,18 +28,6 @@ from composer.worker.discovery import discover
 log = logging.getLogger("composer")
 
 _GRACE_OF_RELOAD = 5.0
-
-DatabaseUrl = Annotated[
-    str | None,
-    typer.Option("--database-url", help="PostgreSQL 15 or newer; default: COMPOSER_DATABASE_URL, else embedded."),
-]
-Home = Annotated[
-    Path | None, typer.Option("--home", help="Folder of the embedded server; default: COMPOSER_HOME, else .composer.")
-]
-Namespace = Annotated[
-    str | None, typer.Option("--namespace", help="Whose runs; default: COMPOSER_NAMESPACE, else 'default'.")
-]
-JsonLogs = Annotated[bool, typer.Option("--json-logs", help="One JSON object a log line.")]
 
 
 def worker(
@@ -241,7 +229,9 @@ def _serves(made: Worker) -> str:
     isolated = sorted(name for name, step in made.steps.items() if step.isolation == "process")
     if isolated:
         lines.append(f"  in processes, {made.loop.process_places} at a time: {', '.join(isolated)}")
-    lines += [f"  workflow {flow.name} ({flow.module}): {', '.join(sorted(flow.steps))}" for flow in flows]
+    lines += [
+        f"  workflow {flow.name} ({flow.module}): {', '.join(sorted(flow.steps)) or 'no steps'}" for flow in flows
+    ]
     others = sorted(made.steps.keys() - {name for flow in flows for name in flow.steps})
     if others:
         lines.append(f"  steps of no workflow here: {', '.join(others)}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import unicodedata
 from typing import Final
 
+UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Categories of characters that nobody sees and a terminal may act on."""
 _KEPT: Final = frozenset("\n\t")
 
 
@@ -13,7 +15,7 @@ def printable(text: str) -> str:
 
     What a run's input or error says must not move the cursor, retitle the window or turn a line around.
     """
-    return "".join(c if c in _KEPT or unicodedata.category(c) not in ("Cc", "Cf", "Cs") else _written(c) for c in text)
+    return "".join(c if c in _KEPT or unicodedata.category(c) not in UNSEEN else _written(c) for c in text)
 
 
 def _written(c: str) -> str:

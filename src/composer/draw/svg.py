@@ -23,17 +23,20 @@ _TITLE: Final = 40.0
 _LONGEST: Final = 34
 _STACKED: Final = (0, 4, 8)
 """How far the sheets of a map are apart."""
+# Colours are written where they are used, since viewers other than browsers know no CSS variables and would paint all
+# black; what those make of a media query is nothing, which is right.
 _STYLE: Final = """
-svg{--ink:#1c2330;--soft:#667085;--line:#8a94a6;--paper:#fff;--fill:#f5f7fa;color-scheme:light dark;background:var(--paper)}
-text{font:13px ui-sans-serif,system-ui,sans-serif;fill:var(--ink)} .head{font-weight:600;font-size:15px}
-.soft{font-size:11px;fill:var(--soft)} .shape{fill:var(--fill);stroke:var(--line);stroke-width:1.3}
-.edge{fill:none;stroke:var(--line);stroke-width:1.3} .control{stroke-dasharray:5 4} .tip{fill:var(--line)}
-.word{font-size:11px;fill:var(--soft);paint-order:stroke;stroke:var(--paper);stroke-width:4px}
+svg{color-scheme:light dark;background:#fff}
+text{font:13px ui-sans-serif,system-ui,sans-serif;fill:#1c2330} .head{font-weight:600;font-size:15px}
+.soft{font-size:11px;fill:#667085} .shape{fill:#f5f7fa;stroke:#8a94a6;stroke-width:1.3}
+.edge{fill:none;stroke:#8a94a6;stroke-width:1.3} .control{stroke-dasharray:5 4} .tip{fill:#8a94a6}
+.word{font-size:11px;fill:#667085;paint-order:stroke;stroke:#fff;stroke-width:4px}
 .sleep .shape{stroke-dasharray:3 3}
 .completed .shape{fill:#d9f2e3;stroke:#1a7f4b} .failed .shape{fill:#fbe0de;stroke:#b3261e}
 .running .shape{fill:#dcebfb;stroke:#1f5fa8} .waiting .shape{fill:#fdf1d3;stroke:#946200}
 .skipped{opacity:.5}
-@media (prefers-color-scheme:dark){svg{--ink:#e6e9ef;--soft:#9aa4b5;--line:#7b8699;--paper:#14181f;--fill:#1e2530}
+@media (prefers-color-scheme:dark){svg{background:#14181f} text{fill:#e6e9ef} .soft,.word{fill:#9aa4b5} .word{stroke:#14181f}
+.shape{fill:#1e2530;stroke:#7b8699} .edge{stroke:#7b8699} .tip{fill:#7b8699}
 .completed .shape{fill:#143524} .failed .shape{fill:#431b19} .running .shape{fill:#15304d} .waiting .shape{fill:#3c2e0c}}
 """
 
@@ -68,7 +71,7 @@ def svg(plan: Plan, states: Mapping[str, str] | None = None) -> str:
         said.setdefault((edge.source, edge.target), []).extend([edge.word] if edge.word else [])
         control[edge.source, edge.target] = control.get((edge.source, edge.target), True) and edge.is_control
     for link, route in placed.routes.items():
-        points = _ends_trimmed([(x + _MARGIN, y(layer)) for layer, x in route], plan.nodes[link[1]].kind)
+        points = _around([(x + _MARGIN, y(layer)) for layer, x in route], plan.nodes[link[1]].kind)
         dashed = " control" if control[link] else ""
         parts.append(f'<path class="edge{dashed}" marker-end="url(#tip)" d="{_curve(points)}"/>')
         if said[link]:
@@ -122,11 +125,15 @@ def _polygon(points: Sequence[_Point]) -> str:
     return f'<polygon class="shape" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"/>'
 
 
-def _ends_trimmed(points: Sequence[_Point], kind: str) -> list[_Point]:
-    """The route from the lower side of its first node to the upper side of its last, which is of this kind."""
-    top = _HEIGHT / 2 + (_STACKED[-1] if kind == "map" else 0)
-    (x1, y1), (x2, y2) = points[0], points[-1]
-    return [(x1, y1 + _HEIGHT / 2), *points[1:-1], (x2, y2 - top)]
+def _around(route: Sequence[_Point], kind: str) -> list[_Point]:
+    """From the lower side of the first node to the upper side of the last, which is of this kind.
+
+    Each layer between is crossed from side to side, upright: whoever bends in it runs behind its nodes.
+    """
+    half, raised = _HEIGHT / 2, _STACKED[-1]
+    (x1, y1), *between, (x2, y2) = route
+    passed = [point for x, y in between for point in ((x, y - half - raised), (x, y + half))]
+    return [(x1, y1 + half), *passed, (x2, y2 - half - (raised if kind == "map" else 0))]
 
 
 def _curve(points: Sequence[_Point]) -> str:
@@ -183,8 +190,14 @@ def _width(kind: str, name: str, soft: str) -> float:
 
 
 def _text_width(text: str, size: float) -> float:
-    """About as wide as a sans-serif font draws it: no drawing can ask the font."""
-    return sum(1.0 if unicodedata.east_asian_width(c) in "WF" else 0.58 for c in text) * size
+    """About as wide as the wider of the common sans-serif fonts draw it: no drawing can ask the font."""
+    return sum(map(_character_width, text)) * size
+
+
+def _character_width(c: str) -> float:
+    if c in "MWmw@%" or unicodedata.east_asian_width(c) in "WF":
+        return 1.0
+    return 0.7 if c.isupper() or c in "=<>+" else 0.58
 
 
 def _safe(text: str, *, quote: bool = False) -> str:
