@@ -19,6 +19,8 @@ from typing import Final, Self
 from tests.system.processes import heard
 
 _SEQUENCE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_REDRAWN: Final = re.compile(r"\r(?:\x1b\[2K|\x1b\[1A)+")
+"""What takes the cursor back to the first line of a picture, of which every line is erased."""
 
 
 class Terminal:
@@ -56,6 +58,14 @@ class Terminal:
     def words(self) -> str:
         """All that was written so far, without sequences."""
         return _SEQUENCE.sub("", self.seen)
+
+    @property
+    def frames(self) -> list[str]:
+        """The pictures that stood there one after the other, each with what was written before the first."""
+        first, *others = _REDRAWN.split(self.seen)
+        # A picture that is drawn again and again begins where the cursor is hidden.
+        before = first.partition("\x1b[?25l")[0]
+        return [_SEQUENCE.sub("", each).replace("\r\n", "\n") for each in (first, *(before + each for each in others))]
 
     def until(self, holds: Callable[[str], bool], limit: float = 30) -> None:
         """Reads until the condition holds of what was seen, which it must within `limit` seconds."""
