@@ -341,6 +341,16 @@ class Edited:
 
         monkeypatch.setattr(supervise, "_stamp", stamp)
 
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Runs the parent, with a child that has begun. However the block ends, its children may end then."""
+        async with self.parent.running():
+            await self.parent.until_begun(1)
+            try:
+                yield
+            finally:
+                self._go.touch()
+
     async def edit(self, number: int) -> None:
         """Writes a file. Returns once it was looked at."""
         self.files[number].write_text("changed = True")
@@ -350,10 +360,6 @@ class Edited:
         """How many signals children have heard."""
         return len(self._said.read_text().splitlines()) if self._said.exists() else 0
 
-    def let_end(self) -> None:
-        """From now on children end."""
-        self._go.touch()
-
 
 async def test_a_child_that_drains_for_a_reload_is_not_told_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -361,13 +367,11 @@ async def test_a_child_that_drains_for_a_reload_is_not_told_again(
     """A parent that is stopped while a child drains leaves it its time: a second signal would end it at once."""
     caplog.set_level("INFO")
     edited = Edited(tmp_path, monkeypatch)
-    async with edited.parent.running():
-        await edited.parent.until_begun(1)
+    async with edited.running():
         await edited.edit(0)
         await until(lambda: edited.told() == 1, 20)
         edited.parent.stop()
         await until(lambda: "stopping" in caplog.text, 20)
-        edited.let_end()
     assert edited.told() == 1
     assert len(edited.parent.begun()) == 1
 
@@ -380,12 +384,10 @@ async def test_files_that_change_together_are_one_reload(
     # Long enough for a slow machine to write a file in.
     monkeypatch.setattr(supervise, "_QUIET", 2.0)
     edited = Edited(tmp_path, monkeypatch)
-    async with edited.parent.running():
-        await edited.parent.until_begun(1)
+    async with edited.running():
         for number in range(2):
             await edited.edit(number)
         await until(lambda: edited.told() == 1, 20)
-        edited.let_end()
     anew = [record.getMessage() for record in caplog.records if "starting anew" in record.getMessage()]
     assert anew == [f"{edited.files[0]} and 1 more changed: starting anew"]
 
