@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -229,10 +231,11 @@ async def test_children_that_keep_dying_are_started_ever_more_slowly(
     monkeypatch.setattr(supervise, "_FIRST_PAUSE", 0.1)
     monkeypatch.setattr(supervise, "_LONGEST_PAUSE", 0.4)
     parent = Parent(tmp_path, SERVES + "sys.exit(3)")
-    await parent.run_until_begun(6)
-    gaps = [later - earlier for earlier, later in itertools.pairwise(parent.begun()[:6])]
+    await parent.run_until_begun(9)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(parent.begun()[:9])]
     # A child takes time too, but never less than the pause before it.
-    assert all(gap >= pause for gap, pause in zip(gaps, (0.1, 0.2, 0.4, 0.4, 0.4), strict=True)), gaps
+    assert all(gap >= pause for gap, pause in zip(gaps, (0.1, 0.2, *[0.4] * 6), strict=True)), gaps
+    # Doubled without an end, the last pause would be 12.8 s.
     assert max(gaps) < 5
 
 
@@ -253,6 +256,84 @@ async def test_the_first_childs_end_is_the_parents(tmp_path: Path, script: str, 
     with anyio.fail_after(20):
         assert await parent.supervisor.run() == code
     assert len(parent.begun()) == 1
+
+
+DRAINS = """
+import json, signal
+folder = {folder!r}
+signal.signal(signal.SIGTERM, lambda *_: open(folder + "/told", "a").write("x"))
+stamps = {{}}
+for name in ("one.py", "other.py"):
+    found = os.stat(folder + "/" + name)
+    stamps[folder + "/" + name] = [found.st_mtime_ns, found.st_size]
+os.write(line, json.dumps({{"files": stamps, "serves": True}}).encode() + b"\\n")
+while not os.path.exists(folder + "/told"):
+    time.sleep(0.01)
+time.sleep({drains})
+"""
+
+
+async def test_a_child_that_drains_for_a_reload_is_not_hastened(tmp_path: Path) -> None:
+    """A first signal to the parent leaves a child alone that was told already: a second would end it at once."""
+    (tmp_path / "one.py").touch()
+    (tmp_path / "other.py").touch()
+    parent = Parent(tmp_path, DRAINS.format(folder=str(tmp_path), drains=1.0), reload=True)
+    told = tmp_path / "told"
+    async with anyio.create_task_group() as group:
+        group.start_soon(parent.supervisor.run)
+        await until(lambda: parent.supervisor._serves.is_set(), 20)
+        (tmp_path / "one.py").write_text("x = 1")
+        await until(told.exists, 20)
+        signal.raise_signal(signal.SIGTERM)
+    assert told.read_text() == "x"
+    assert len(parent.begun()) == 1
+
+
+async def test_files_that_are_written_one_after_the_other_are_one_reload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change is waited after: nothing starts anew while files still change."""
+    monkeypatch.setattr(supervise, "_LOOK", 0.05)
+    monkeypatch.setattr(supervise, "_QUIET", 1.0)
+    (tmp_path / "one.py").touch()
+    (tmp_path / "other.py").touch()
+    looks: list[set[str]] = []
+    parent = Parent(tmp_path, DRAINS.format(folder=str(tmp_path), drains=0), reload=True)
+    look = parent.supervisor._look
+
+    def noted() -> set[str]:
+        looks.append(look())
+        return looks[-1]
+
+    monkeypatch.setattr(parent.supervisor, "_look", noted)
+    async with anyio.create_task_group() as group:
+        group.start_soon(parent.supervisor.run)
+        await until(lambda: parent.supervisor._serves.is_set(), 20)
+        (tmp_path / "one.py").write_text("x = 1")
+        await until(lambda: any(looks), 20)
+        assert not (tmp_path / "told").exists()
+        (tmp_path / "other.py").write_text("x = 1")
+        await until(lambda: len(parent.begun()) == 2, 20)
+        signal.raise_signal(signal.SIGTERM)
+    assert sum(map(bool, looks)) == 2, looks
+    assert (tmp_path / "told").read_text()[0] == "x"
+
+
+async def test_a_child_that_starts_while_the_parent_is_told_is_told_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal between the decision to start a child and its start reaches it all the same."""
+    parent = Parent(tmp_path, "time.sleep(60)")
+    begin = asyncio.create_subprocess_exec
+
+    async def told_first(*args: Any, **how: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        await until(lambda: parent.supervisor._stop.is_set())
+        return await begin(*args, **how)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", told_first)
+    with anyio.fail_after(20):
+        assert await parent.supervisor.run() == 0
 
 
 def test_project_files_are_the_projects(tmp_path: Path) -> None:
