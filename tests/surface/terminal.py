@@ -63,6 +63,10 @@ class Terminal:
         while not holds(self.seen):
             assert self._read(deadline), f"it ended, or {limit:g} s were not enough:\n{self.seen}"
 
+    def poll(self) -> None:
+        """Reads what is there."""
+        self._read(time.monotonic())
+
     def ended(self, limit: float = 30) -> int:
         """The exit code, once all that was written is read."""
         deadline = time.monotonic() + limit
