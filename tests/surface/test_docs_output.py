@@ -54,7 +54,7 @@ def essence(text: str) -> list[str]:
     """The lines without what differs from run to run."""
     for pattern, word in (
         (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "ID"), (r"\d{4}-\d\d-\d\d", "DATE"), (r"\d\d:\d\d:\d\d", "TIME"),
-        (r"\d+\.\d+ s\b", "DURATION"), (r"─+", "─"), (r"[ \t]+", " "),
+        (r"\d+\.\d+ s\b", "DURATION"), (r"─+", "─"), (r"\bline \d+", "line N"), (r"[ \t]+", " "),
     ):  # fmt: skip
         text = re.sub(pattern, word, text)
     return [line.strip() for line in text.strip().splitlines() if line.strip()]
