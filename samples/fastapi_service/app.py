@@ -1,11 +1,11 @@
 """The service. create_app(url) is an ASGI application with a worker inside; `python -m samples.fastapi_service` runs it."""
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Annotated
 
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, Header, HTTPException
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from sqlalchemy import make_url, update
@@ -65,25 +65,23 @@ def create_app(database_url: str) -> FastAPI:
         return Placed(number=new.number, run_id=run.id, progress=f"/orders/{new.number}/progress")
 
     @app.get("/orders/{number}/progress")
-    async def progress(number: str) -> StreamingResponse:
-        """What happens to the order, from its beginning, as server-sent events: one a change, `done` at the end."""
+    async def progress(number: str, last_event_id: Annotated[int, Header()] = 0) -> StreamingResponse:
+        """What happens to the order, from its beginning, as server-sent events: one a change as it happens, `done` at the end.
+
+        A browser whose connection was cut comes back by itself, with the id of the last event, and is told the rest.
+        """
         async with AsyncSession(engine) as session:
             order = await session.get(Order, number)
         if order is None or order.run_id is None:
             raise HTTPException(404, f"there is no order {number}")
-        return StreamingResponse(events(order.run_id), media_type="text/event-stream")
+        return StreamingResponse(events(order.run_id, last_event_id), media_type="text/event-stream")
 
-    async def events(run_id: str) -> AsyncGenerator[str]:
-        seen = 0
-        while True:
-            run = await client.get(run_id)
-            for change in await client.history(run_id):
-                if change.version > seen:
-                    seen = change.version
-                    yield f"id: {seen}\ndata: {json.dumps(change.changes)}\n\n"
-            if run.finished_at is not None:
-                break
-            await asyncio.sleep(0.2)
+    async def events(run_id: str, after_version: int) -> AsyncGenerator[str]:
+        async for change in client.watch(run_id, after_version=after_version):
+            told = {"event": change.event, "node": change.node, "at": change.at.isoformat(), "error": change.error}
+            # A version can have several changes, so only the one before it is known to be told whole.
+            yield f"id: {change.version - 1}\ndata: {json.dumps(told)}\n\n"
+        run = await client.get(run_id)
         yield f"event: done\ndata: {json.dumps({'status': run.status, 'output': run.output})}\n\n"
 
     return app

@@ -45,6 +45,7 @@ from composer.errors import (
     TransactionError,
     UnknownEvent,
     UnknownWorkflow,
+    WorkerError,
 )
 from composer.observe.logging import StepLogFilter
 from composer.settings import Settings
@@ -99,6 +100,7 @@ __all__ = [
     "UnknownEvent",
     "UnknownWorkflow",
     "Worker",
+    "WorkerError",
     "Workflow",
     "all_of",
     "any_of",

@@ -20,7 +20,7 @@ from composer.define.source import line_of, user_line
 from composer.define.step import Step
 from composer.define.surroundings import Around, Lifespan, Opener
 from composer.define.workflow import Workflow
-from composer.errors import LifespanError, PlanError
+from composer.errors import LifespanError, PlanError, WorkerError
 from composer.hosting import Hosted
 from composer.ports.store import Store
 from composer.settings import Settings, read_settings
@@ -146,12 +146,16 @@ class Worker:
     async def stop(self) -> None:
         """Ends what `start` began, as the end of the block does. Raises what ended the worker before that, if anything did."""
         if self._hosted is None:
-            raise RuntimeError("the worker was not started: `await worker.start()` comes before `await worker.stop()`")
+            raise WorkerError("the worker was not started: `await worker.start()` comes before `await worker.stop()`")
+        if self._hosted.is_elsewhere:
+            raise WorkerError(
+                "the worker runs in another event loop than this one: stop it in the one it was started in"
+            )
         await self._hosted.leave()
 
     async def _open(self, *, guard: bool) -> Self:
         if self._hosted is not None:
-            raise RuntimeError("a worker runs once: make another Worker to start again")
+            raise WorkerError("a worker runs once: make another Worker to start again")
         if incarnation.step_process_of is not None:
             raise PlanError(
                 "a Worker was started while the process of a step (isolation='process') imported its modules",
@@ -194,9 +198,9 @@ class Worker:
 
     @property
     def loop(self) -> WorkerLoop:
-        """The running loop. Raises RuntimeError outside of the `async with` block."""
+        """The running loop. Raises WorkerError before the worker is started."""
         if self._loop is None:
-            raise RuntimeError("the worker is not running: use it as `async with Worker([flow]):`")
+            raise WorkerError("the worker is not running: use it as `async with Worker([flow]):`")
         return self._loop
 
     @property

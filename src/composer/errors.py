@@ -11,6 +11,7 @@
     │   └── ModuleError          a module to be served is missing, breaks while imported, or defines nothing
     ├── LifespanError            the resources of a worker cannot be opened or closed
     ├── ClientError              a client used where or when it cannot work (also a RuntimeError)
+    ├── WorkerError              a worker used where or when it cannot work (also a RuntimeError)
     ├── QueryError               a question about runs that cannot be meant
     ├── UnknownWorkflow          a start by a name that no worker has made known
     ├── RunNotFound              no such run here
@@ -241,6 +242,12 @@ class ClientError(ComposerError, RuntimeError):
     """A client was used where or when it cannot work: closed, in a running event loop, in a forked process."""
 
     code = "client-error"
+
+
+class WorkerError(ComposerError, RuntimeError):
+    """A worker was used where or when it cannot work: not running, started twice, stopped in another event loop."""
+
+    code = "worker-error"
 
 
 class QueryError(ComposerError):

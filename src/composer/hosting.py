@@ -27,8 +27,19 @@ class Hosted:
         self._context, self._name = context, name
         self._leave = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._guarded: asyncio.Task[Any] | None = None
         self._has_interrupted = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the context is left: it was told to, broke down, or its event loop has ended."""
+        return self._task is not None and self._task.done()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the loop that runs here is another than the one it lives in."""
+        return not self.has_ended and asyncio._get_running_loop() not in (None, self._loop)
 
     async def enter(self, *, guard: bool) -> None:
         """Returns once the context is entered. Raises what entering raised.
@@ -36,7 +47,8 @@ class Hosted:
         With `guard`, the calling task is cancelled when the context ends by itself before `leave`, which then raises why:
         a block does not go on over services that are gone.
         """
-        entered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        entered: asyncio.Future[None] = self._loop.create_future()
         self._task = asyncio.create_task(self._live(entered), name=self._name)
         try:
             await asyncio.wait({self._task, entered}, return_when=asyncio.FIRST_COMPLETED)
@@ -59,7 +71,9 @@ class Hosted:
         self.in_haste = error is not None
         self._leave.set()
         try:
-            await asyncio.wait({self._task})
+            # Of a task that has ended the loop may be gone.
+            if not self._task.done():
+                await asyncio.wait({self._task})
         except asyncio.CancelledError as cancelled:
             await self._end()
             error = cancelled

@@ -25,6 +25,8 @@ _BEGINS: Final = {
 }
 """The letter of a node whose turn has come, where it is not ACTIVE. A race begins before all it needs have settled."""
 _COUNTS: Final = frozenset({NodeState.MAPPING.value, NodeState.DRAINING.value})
+_ROW_OF: Final = {NodeState.COMPLETED: TaskState.COMPLETED, NodeState.FAILED: TaskState.FAILED}
+"""The state of the task that a node which has ended leaves."""
 _MOVES: Final = frozenset({TaskState.READY, TaskState.LEASED, TaskState.DELAYED, TaskState.WAITING})
 
 
@@ -97,9 +99,26 @@ def violations_of(run: AuditedRun, plan: Plan) -> list[Violation]:
         if task.state == TaskState.COMPLETED and task.output is None and not is_map:
             wrong(1, f"{plan.nodes[task.node].name}: it is completed and has no output")
 
+    found += _ends(run, plan)
     found += _maps(run, plan)
     found += _order(run, plan)
     found += _progress(run)
+    return found
+
+
+def _ends(run: AuditedRun, plan: Plan) -> list[Violation]:
+    """1: a node that has ended by its own doing has a task that says so, with its result or its error."""
+    found: list[Violation] = []
+    record = run.record
+    states = {task.node: task.state for task in record.tasks if task.item < 0}
+    for node in plan.nodes:
+        # Guards have no task, maps have counts, and a sleep whose end nobody asks for need not have one.
+        if node.kind in ("guard", "map") or (node.kind == "sleep" and not plan.is_read(node.index)):
+            continue
+        letter = record.head.snapshot.letters[node.index]
+        if letter in _ROW_OF and states.get(node.index) != _ROW_OF[letter]:
+            there = states.get(node.index, "not there")
+            found.append(Violation(1, record.head.run_id, f"{node.name} is {letter.word}, and its task is {there}"))
     return found
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_a_stopped_worker_that_comes_back_is_refused(site: Yard, client: AsyncClient) -> None:
     """C01, second part: SIGSTOP past the lease, another worker finishes, SIGCONT: one result, the old one refused and logged."""
-    first = site.worker("--no-coordinator")
+    first = site.worker("--no-coordinator", lease=1.0)
     handle = await client.start(flows.napping, 1, 1.0)
     await until(lambda: site.starts()["naps"] == 1, 20)
     first.send(signal.SIGSTOP)

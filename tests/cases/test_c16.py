@@ -43,10 +43,10 @@ def erring(n: int) -> int:
 
 
 async def test_a_step_longer_than_its_lease_runs_once(site: Yard, client: AsyncClient) -> None:
-    """Four lease times without a timeout of its own, two workers: one execution."""
+    """Two and a half lease times without a timeout of its own, two workers: one execution."""
     for _ in range(2):
-        site.worker(lease=0.8)
-    handle = await client.start(flows.napping, 1, 3.5)
+        site.worker(lease=1.0)
+    handle = await client.start(flows.napping, 1, 2.5)
     await until(lambda: site.starts()["naps"] == 1, 20)
     assert await handle.result(timeout=20) == 4
     assert site.starts()["naps"] == 1

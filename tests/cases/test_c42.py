@@ -21,7 +21,8 @@ async def test_a_step_that_fits_the_grace_time_finishes_where_it_is(site: Yard, 
     first = site.worker("--grace", "10", lease=1.0)
     handle = await client.start(flows.napping, 1, 3.0)
     await until(lambda: site.starts()["naps"] == 1, 20)
-    site.worker(lease=1.0)
+    other = site.worker(lease=1.0)
+    await until(lambda: "workflow napping" in other.log.read_text(), 20)
     first.send(signal.SIGTERM)
     assert first.popen.wait(15) == 0
     assert await handle.result(timeout=10) == 4
@@ -34,7 +35,8 @@ async def test_a_step_that_does_not_fit_starts_elsewhere_at_once(site: Yard, cli
     first = site.worker("--grace", "1", lease=20)
     handle = await client.start(flows.napping, 1, 60.0)
     await until(lambda: site.starts()["naps"] == 1, 20)
-    site.worker(lease=20)
+    other = site.worker(lease=20)
+    await until(lambda: "workflow napping" in other.log.read_text(), 20)
     first.send(signal.SIGTERM)
     at = time.monotonic()
     await until(lambda: site.starts()["naps"] == 2, 10)

@@ -1,4 +1,4 @@
-"""C54: fork, spawn and no signal handlers, as far as workers and steps go; clients are in tests/system/test_client_ends.py."""
+"""C54: fork, spawn and no signal handlers: (b), (c), and processes of steps. (a), clients, is tests/system/test_client_ends.py."""
 
 from __future__ import annotations
 
@@ -55,6 +55,24 @@ async def test_a_loop_without_signal_handlers_still_drains(
     assert len(site.entries(phase="end", node="naps")) == 1, "the running step was let finish"
     assert await clean(client)
     await handle.cancel()
+
+
+async def test_four_worker_processes_are_new_interpreters_and_all_work(
+    database: str, namespace: str, site: Yard, client: AsyncClient
+) -> None:
+    """(b) `--processes 4` forks nothing and pickles nothing: each process imports the module, takes its share, and drains."""
+    parent = site.worker("--processes", "4", "--concurrency", "5")
+    await until(lambda: sum(line.startswith("worker ") for line in parent.log.read_text().splitlines()) == 4, 60)
+    handles = await client.start_many(flows.napping, [(1, 2.0)] * 20)
+    for handle in handles:
+        assert await handle.result(timeout=60) == 4
+    pids = {entry["pid"] for entry in site.entries(phase="start", node="naps")}
+    assert parent.popen.pid not in pids
+    assert len(pids) == 4, "20 naps at once are five in each"
+    parent.send(signal.SIGTERM)
+    assert await anyio.to_thread.run_sync(parent.popen.wait, 20) == 0
+    assert "pickle" not in parent.log.read_text()
+    assert await clean(client)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

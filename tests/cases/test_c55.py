@@ -126,3 +126,21 @@ async def test_nothing_of_a_finished_step_stays_alive(database: str, namespace: 
         assert loop._keeper is not None
         assert loop._keeper._leases == {}
         assert len(asyncio.all_tasks()) <= tasks
+
+
+async def test_what_is_kept_has_a_bound(database: str, namespace: str) -> None:
+    """Once every cache is full, 2,500 more runs of all ends leave no more objects than there were."""
+    async with working(database, namespace, FLOWS, concurrency=100) as site:
+        loop = site.worker.loop
+
+        async def ended(count: int) -> int:
+            for flow in (ending_well, failing):
+                handles = await site.client.start_many(flow, [(n,) for n in range(count // 2)])
+                for handle in handles:
+                    await site.client.wait(handle.id, timeout=60)
+            await until(lambda: loop.is_idle)
+            gc.collect()
+            return len(gc.get_objects())
+
+        before = await ended(2_500)  # of ends that were heard, 2,000 are remembered
+        assert await ended(2_500) - before < 1_000

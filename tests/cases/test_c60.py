@@ -16,7 +16,7 @@ import pytest
 from nbclient import NotebookClient
 
 from composer import AsyncClient, Client, ClientError, RunFailed, Settings, Worker, step, workflow
-from tests.working import working
+from tests.working import until, working
 
 pytestmark = pytest.mark.anyio
 
@@ -29,10 +29,15 @@ async def add(n: int) -> int:
     return n + 1
 
 
+began = threading.Semaphore(0)
+let_go = threading.Event()
+
+
 @step
 def blocks(n: int) -> int:
-    """Blocks its thread."""
-    time.sleep(0.5)
+    """Blocks its thread until it is let go."""
+    began.release()
+    assert let_go.wait(10)
     return n + 1
 
 
@@ -168,9 +173,14 @@ async def test_blocking_step_does_not_hold_up_the_loop(database: str, namespace:
     async with working(database, namespace, [plus, slow]) as site:
         for _ in range(5):  # A busy machine holds up everybody now and then.
             async with anyio.create_task_group() as group:
+                let_go.clear()
                 handles = await site.client.start_many(slow, [(n,) for n in range(4)])
+                for _ in handles:
+                    await until(lambda: began.acquire(blocking=False))
                 group.start_soon(measure)
-                assert await (await site.client.start(plus, 1)).result(timeout=10) == 2
+                for n in range(20):
+                    assert await (await site.client.start(plus, n)).result(timeout=10) == n + 1
+                let_go.set()
                 assert [await handle.result(timeout=10) for handle in handles] == [1, 2, 3, 4]
                 group.cancel_scope.cancel()
             if lags[-1] < 0.05:
@@ -185,7 +195,7 @@ async def test_async_client_in_a_second_loop_is_refused(database: str, namespace
     async def use(client: AsyncClient) -> None:
         try:
             await client.start(plus, 1)
-        except RuntimeError as error:
+        except ClientError as error:
             refused.append(error)
 
     async with working(database, namespace, [plus]) as site:

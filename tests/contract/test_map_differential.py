@@ -25,7 +25,7 @@ from tests.contract.test_differential import DELAY, LEASE, PASSES, RETRY, Pair, 
 from tests.servers import SERVERS
 
 SEEN: Counter[str] = Counter()
-"""What happened to maps over all seeds: sequences that never drain one prove nothing."""
+"""What happened to maps over the seeds of one server: sequences that never drain one prove nothing."""
 LEAST = {
     "M": 50,
     "D": 10,
@@ -35,8 +35,8 @@ LEAST = {
     "page taken": 20,
     "page refused": 20,
     "withdrawn": 5,
-    "kept": 3,
-    "afresh": 3,
+    "kept": 2,
+    "afresh": 2,
 }
 
 
@@ -294,16 +294,16 @@ def told_row(task: Any) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("block", range(4))
 @pytest.mark.parametrize("name", SERVERS)
 async def test_memory_and_postgres_do_the_same_with_maps(
-    contract_database: Callable[[str], str], namespace: str, name: str, block: int, monkeypatch: pytest.MonkeyPatch
+    contract_database: Callable[[str], str], namespace: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight random histories of pages, results, withdrawals, stops and retries leave both stores alike after every step, and sound."""
+    """Random histories of pages, results, withdrawals, stops and retries leave both stores alike after every step, and sound."""
     monkeypatch.setattr(maps, "PAGE", 2)
+    SEEN.clear()
     url = contract_database(name)
-    for i in range(8):
-        seed = 1000 * SERVERS.index(name) + 100 * block + i
+    for i in range(32):
+        seed = 1000 * SERVERS.index(name) + 100 * (i // 8) + i % 8
         async with opened(PostgresStore(url, namespace=f"{namespace}_{i}", connections=2)) as store:
             memory = MemoryStore(namespace=store.namespace, clock=TurnableClock())
             pair = MapPair(Driver(memory), Driver(store), seed)
@@ -319,13 +319,8 @@ async def test_memory_and_postgres_do_the_same_with_maps(
                 if pair.rng.random() < 0.02:
                     await pair.steer()
             await pair.ask()
-
-
-def test_differential_met_what_it_is_for() -> None:
-    """The random histories above stored, refused, drained, kept and began afresh often enough."""
-    if SEEN:  # else this test runs alone
-        print("\n", dict(SEEN))
-        assert {word: SEEN[word] for word, least in LEAST.items() if SEEN[word] < least} == {}
+    print("\n", dict(SEEN))
+    assert {word: SEEN[word] for word, least in LEAST.items() if SEEN[word] < least} == {}
 
 
 assert min(PASSES) > DELAY

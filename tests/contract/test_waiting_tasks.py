@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from composer.coordinator.timers import fire_due
-from composer.core.events import CancelRequested, RetryRequested, Signalled
+from composer.core.events import CancelRequested, DeadlinePassed, Event, RetryRequested, Signalled
 from composer.core.plan import Plan
+from composer.verify import Verified, verify, violations_of
 from tests.contract.driver import Driver, done, failed
 
 pytestmark = pytest.mark.anyio
@@ -131,3 +133,54 @@ async def test_retry_leaves_a_race_that_was_won(driver: Driver) -> None:
     assert (await driver.states(run_id))["w"] == "withdrawn"
     await driver.apply(run_id, done(await driver.claim_one()))
     assert (await driver.head(run_id)).snapshot.status == "completed"
+
+
+@pytest.mark.parametrize("stop", [CancelRequested(), DeadlinePassed(0)], ids=["cancel", "deadline"])
+async def test_what_ended_as_it_began_is_kept_by_a_stop_in_the_same_commit(driver: Driver, stop: Event) -> None:
+    """A wait whose event was there and a sleep that cannot be read end with the step before them, and then the run is stopped."""
+    b = {
+        "name": "b",
+        "kind": "step",
+        "step": "b",
+        "args": {"x": {"$": {"ref": "w"}}, "y": {"$": {"settled": [{"ref": "s"}]}}},
+    }
+    run_id = await driver.start(a_plan(A, a_sleep(length={"$": {"ref": "a"}}), a_wait(after=[{"ref": "a"}]), b))
+    await driver.apply(run_id, Signalled("go", '"early"'))
+    await driver.apply(run_id, done(await driver.claim_one(), '"no number"'), stop)
+    waited, slept = await driver.task(run_id, "w"), await driver.task(run_id, "s")
+    assert (waited.state, waited.output) == ("completed", '"early"')
+    assert slept.state == "failed"
+    assert "sleep s" in (slept.error or "")
+    status = (await driver.head(run_id)).snapshot.status
+    assert status == ("cancelled" if isinstance(stop, CancelRequested) else "failed")
+    assert await driver.claim() == []
+    assert [violation async for violation in verify(driver.store, Verified())] == []
+
+
+async def test_a_value_from_the_commit_that_stopped_the_run_is_read_after_a_retry(driver: Driver) -> None:
+    """A retry goes on from a wait that had taken its event just before the deadline: the event is not asked for again."""
+    b = {"name": "b", "kind": "step", "step": "b", "args": {"x": {"$": {"ref": "w"}}}}
+    run_id = await driver.start(a_plan(A, a_wait(after=[{"ref": "a"}]), b))
+    await driver.apply(run_id, Signalled("go", '"early"'))
+    await driver.apply(run_id, done(await driver.claim_one()), DeadlinePassed(0))
+    await driver.apply(run_id, RetryRequested())
+    claimed = await driver.claim_one()
+    assert claimed.step == "b"
+    assert list(claimed.values.values()) == ['"early"']
+    await driver.apply(run_id, done(claimed))
+    assert (await driver.head(run_id)).snapshot.status == "completed"
+
+
+async def test_verify_misses_the_task_of_a_node_that_ended(driver: Driver) -> None:
+    """A row that is gone, or in another state than its node, is a violation of the first promise."""
+    run_id = await driver.start(a_plan(a_wait()))
+    await driver.apply(run_id, Signalled("go", "1"))
+    (run,) = await driver.store.audit(None, 10)
+    plan = await driver.store.load_plan(run.record.head.plan_id)
+    assert violations_of(run, plan) == []
+    for rows, there in (
+        ([task for task in run.record.tasks if task.node != 0], "not there"),
+        ([replace(task, state="withdrawn") if task.node == 0 else task for task in run.record.tasks], "withdrawn"),
+    ):
+        found = violations_of(replace(run, record=replace(run.record, tasks=rows)), plan)
+        assert [(each.invariant, each.problem) for each in found] == [(1, f"w is completed, and its task is {there}")]

@@ -416,8 +416,11 @@ async def test_stop_comes_through_however_many_report(driver: Driver) -> None:
             if claimed:
                 await store.commit_items([ItemCommit(run_id, plan, item_changes(plan, [done(t) for t in claimed]))])
 
+    async def some_completed() -> bool:
+        return (await counts(driver, run_id))[1] > 10
+
     async def stop() -> None:
-        await anyio.sleep(0.2)
+        await until(some_completed)
         began = anyio.current_time()
         applied = await Applier(store).apply({run_id: [DeadlinePassed()]})
         took.append(anyio.current_time() - began)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
@@ -133,26 +134,34 @@ def check(plans: list[tuple[str, dict[str, Any]]], most: int) -> None:
                 assert rows_read(node) <= most * BATCH / 4, f"{where} reads {rows_read(node):.0f} rows"
 
 
+@asynccontextmanager
+async def unattended(server: Server, *tables: str) -> AsyncIterator[Any]:
+    """A connection to a database of its own, where nobody tidies or counts these tables behind the test's back."""
+    url = server.database()
+    connection = await asyncpg.connect(url, server_settings={**SESSION, "application_name": "composer"})
+    try:
+        for table in tables:
+            await connection.execute(f"alter table composer.{table} set (autovacuum_enabled = off)")
+        yield connection
+    finally:
+        await connection.close()
+        server.drop(url)
+
+
 @pytest.fixture
 async def store(each_server: Server) -> AsyncIterator[ExplainingStore]:
     """A store whose plans were made on empty tables, on tables that are full now."""
-    url = each_server.database()
-    settings = {**SESSION, "application_name": "composer"}
-    connection = await asyncpg.connect(url, server_settings=settings)
-    for table in ("runs", "tasks", "outbox", "run_keys", "history_default"):
-        await connection.execute(f"alter table composer.{table} set (autovacuum_enabled = off)")
-    for ahead in range(36):
-        year, month = month_after(2024, 1, ahead)
-        await connection.execute(
-            f"create table if not exists composer.history_{year:04}_{month:02} partition of composer.history "
-            f"for values from ('{lower_bound(year, month)}') to ('{lower_bound(*month_after(year, month))}')"
-        )
-    store = ExplainingStore(connection, "n")
-    await store.freeze()
-    await connection.execute(FILL)
-    yield store
-    await connection.close()
-    each_server.drop(url)
+    async with unattended(each_server, "runs", "tasks", "outbox", "run_keys", "history_default") as connection:
+        for ahead in range(36):
+            year, month = month_after(2024, 1, ahead)
+            await connection.execute(
+                f"create table if not exists composer.history_{year:04}_{month:02} partition of composer.history "
+                f"for values from ('{lower_bound(year, month)}') to ('{lower_bound(*month_after(year, month))}')"
+            )
+        store = ExplainingStore(connection, "n")
+        await store.freeze()
+        await connection.execute(FILL)
+        yield store
 
 
 async def test_plans_made_on_empty_tables_read_what_the_batch_holds(store: ExplainingStore) -> None:
@@ -396,11 +405,7 @@ select 'n', id, 0, 'waiting', now() + interval '30 d' from composer.runs where l
 
 async def test_plans_made_on_small_tables_hold_for_many_sleeping_runs(each_server: Server) -> None:
     """With plans made when there were a few finished runs, looking for the next timer does not read twenty thousand runs that sleep."""
-    url = each_server.database()
-    connection = await asyncpg.connect(url, server_settings={**SESSION, "application_name": "composer"})
-    try:
-        for table in ("runs", "tasks"):
-            await connection.execute(f"alter table composer.{table} set (autovacuum_enabled = off)")
+    async with unattended(each_server, "runs", "tasks") as connection:
         await connection.execute(SMALL)
         await connection.execute("analyze composer.runs")
         await connection.execute("analyze composer.tasks")
@@ -416,9 +421,6 @@ async def test_plans_made_on_small_tables_hold_for_many_sleeping_runs(each_serve
         assert await store.move_due_tasks(BATCH) == 0
         assert await store.expired_tasks(BATCH) == []
         check(store.plans, 2 * BATCH)
-    finally:
-        await connection.close()
-        each_server.drop(url)
 
 
 DUE = """
@@ -430,11 +432,7 @@ select 'n', r.id, n, 'waiting', case when n = 1 then now() - interval '1 s' when
 
 async def test_due_timers_are_found_among_those_that_are_not(each_server: Server) -> None:
     """Of sixty thousand waiting tasks, a third due, a third later and a third without a timer, a pass reads the batch it takes."""
-    url = each_server.database()
-    connection = await asyncpg.connect(url, server_settings={**SESSION, "application_name": "composer"})
-    try:
-        for table in ("runs", "tasks"):
-            await connection.execute(f"alter table composer.{table} set (autovacuum_enabled = off)")
+    async with unattended(each_server, "runs", "tasks") as connection:
         await connection.execute(SMALL)
         store = ExplainingStore(connection, "n")
         await store.freeze()
@@ -449,9 +447,6 @@ async def test_due_timers_are_found_among_those_that_are_not(each_server: Server
         assert {each.node for each in taken} == {1}
         assert {name for name, _ in store.plans} == {"next_due", "due_waits"}
         check(store.plans, 4 * BATCH)
-    finally:
-        await connection.close()
-        each_server.drop(url)
 
 
 async def test_plans_are_generic_and_a_scan_would_be_found(store: ExplainingStore) -> None:

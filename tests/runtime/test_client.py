@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
+import uuid
 from collections.abc import Sequence
+from typing import Any
 
 import anyio
 import pytest
 
-from composer import AsyncClient, Client, ClientError, RunFailed, step, workflow
+from composer import (
+    AsyncClient,
+    Client,
+    ClientError,
+    RunEnded,
+    RunFailed,
+    RunNotRetryable,
+    step,
+    wait_for_event,
+    workflow,
+)
 from composer.apply import Applier
 from composer.core.events import RetryRequested
 from composer.errors import StoreUnavailable
@@ -31,6 +45,12 @@ async def plus(n: int) -> int:
 def once(n: int) -> int:
     """One step."""
     return plus(n)
+
+
+@workflow
+def asking() -> int:
+    """Waits for a number."""
+    return plus(wait_for_event("number", int))
 
 
 class HeldBack(MemoryStore):
@@ -76,7 +96,7 @@ async def test_a_read_that_ends_early_does_not_lose_what_others_asked_for(
             # These two gather meanwhile, and the first of them reads for both.
             group.start_soon(wait, runs[1], scopes[1])
             group.start_soon(wait, runs[2], scopes[2])
-            await until(lambda: len(client._ends._waiting) == 2)
+            await until(lambda: len(client._ends._reader._waiting) == 2)
             store.let_go[0].set()
             await until(lambda: store.reads == 2)
             if how == "cancelled":
@@ -184,11 +204,33 @@ def test_a_client_that_closes_ends_the_calls_of_other_threads(database: str, nam
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
         waits.wait()
-        while not client._client._listening:
+        while not client._client._ends._is_listening:
             client.get(handle.id)
     thread.join(10)
     assert [type(each) for each in told] == [ClientError]
     assert "closed" in str(told[0])
+
+
+async def test_a_run_is_found_by_its_id_however_it_is_written(database: str, namespace: str) -> None:
+    """Every method takes it in capitals, and without hyphens, as some tools write it."""
+    async with working(database, namespace, [once, asking]) as site:
+        client, run = site.client, await site.client.start(once, 1)
+        for written in (run.id.upper(), run.id.replace("-", "")):
+            assert await client.handle(once, written).result(timeout=10) == 2
+            assert (await client.get(written)).id == run.id
+            assert (await client.explain(written)).run_id == run.id
+            assert len(await client.history(written)) > 1
+            assert [change.event async for change in client.watch(written)][-1] == "run-completed"
+            assert not await client.release(written)
+            with pytest.raises(RunNotRetryable, match=run.id):
+                await client.retry(written)
+            open_one = await client.start(asking)
+            other = open_one.id.upper() if written == run.id.upper() else open_one.id.replace("-", "")
+            assert (await client.signal(other, "number", 5)).node == "number"
+            assert await open_one.result(timeout=10) == 6
+            assert not (await client.cancel(other)).accepted
+            with pytest.raises(RunEnded, match=open_one.id):
+                await client.signal(other, "number", 5)
 
 
 async def test_a_closed_client_says_so(database: str, namespace: str) -> None:
@@ -200,3 +242,49 @@ async def test_a_closed_client_says_so(database: str, namespace: str) -> None:
     with pytest.raises(RuntimeError, match="not open"):
         await client.get(handle.id)
     assert await query(database, f"select id from composer.sleepers where namespace = '{namespace}'") == []
+
+
+def test_of_many_threads_one_opens_a_client(database: str, namespace: str) -> None:
+    """Eight threads that open one client: one does, the others are told, and closing it leaves none of its threads."""
+    client = Client(database, namespace=namespace)
+    together, answers = threading.Barrier(8), list[str]()
+
+    def opens() -> None:
+        together.wait()
+        try:
+            client.__enter__()
+        except ClientError as error:
+            answers.append(str(error))
+        else:
+            answers.append("open")
+
+    threads = [threading.Thread(target=opens) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == ["open"] + 7 * ["the client is open already"]
+    client.__exit__(None, None, None)
+    assert [thread for thread in threading.enumerate() if thread.name == "composer client"] == []
+
+
+def test_a_closed_client_starts_nothing_within_a_transaction_either(database: str, namespace: str) -> None:
+    """It is said before the connection is looked at, and in the words of the client that was used."""
+    client = Client(database, namespace=namespace)
+    with pytest.raises(ClientError, match="with Client"):
+        client.start(once, 1, within=object())
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize("through", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_client_cannot_be_copied(database: str, kind: Any, through: Any) -> None:
+    """Neither to another process nor here: the error says to make one there."""
+    with pytest.raises(ClientError, match="make one"):
+        through(kind(database))
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_handle_cannot_be_sent_to_another_process(database: str, kind: Any) -> None:
+    """It leads to its client, which cannot be; the error says what to do there."""
+    with pytest.raises(ClientError, match="make one"):
+        pickle.dumps(kind(database).handle(once, str(uuid.uuid4())))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import anyio
-import asyncpg
 import pytest
 
 from composer import AsyncClient, RunQuarantined, Settings, Worker, step, workflow
@@ -13,6 +12,7 @@ from composer.errors import StoreUnavailable
 from composer.memory.store import MemoryStore
 from composer.ports.store import ClaimedTask
 from composer.postgres.store import PostgresStore
+from tests.servers import execute
 from tests.working import opened, until, working
 
 pytestmark = pytest.mark.anyio
@@ -21,7 +21,6 @@ pytestmark = pytest.mark.anyio
 @step
 async def plus(n: int) -> int:
     """One more."""
-    await anyio.sleep(0.05)
     return n + 1
 
 
@@ -33,31 +32,28 @@ def twice(n: int) -> int:
 
 async def test_a_run_the_database_refuses_is_taken_aside_alone(fresh_database: str, namespace: str) -> None:
     """Of ten runs in one commit the bad one is quarantined, the others complete; released after the cure it goes on."""
-    async with working(fresh_database, namespace, [twice], lease=1.0) as site:
-        connection = await asyncpg.connect(fresh_database)
-        try:
-            handles = await site.client.start_many(twice, [(n,) for n in range(10)])
-            bad = handles[3]
-            await connection.execute(
-                "create function composer.refuse() returns trigger language plpgsql as $$ begin "
-                f"if new.run_id = '{bad.id}' and new.version > 1 then raise exception 'not this one'; end if; return new; end $$"
-            )
-            await connection.execute(
-                "create trigger refuse before insert on composer.history for each row execute function composer.refuse()"
-            )
+    async with AsyncClient(fresh_database, namespace=namespace) as client:
+        handles = await client.start_many(twice, [(n,) for n in range(10)])
+        bad = handles[3]
+        await execute(
+            fresh_database,
+            "create function composer.refuse() returns trigger language plpgsql as $$ begin "
+            f"if new.run_id = '{bad.id}' then raise exception 'not this one'; end if; return new; end $$; "
+            "create trigger refuse before insert on composer.history for each row execute function composer.refuse()",
+        )
+        # Nobody works before the trigger is there.
+        async with working(fresh_database, namespace, [twice], lease=1.0) as site:
             for n, handle in enumerate(handles):
                 if handle is not bad:
                     assert await handle.result(timeout=20) == n + 2
             await until(lambda: quarantined(site, bad.id))
             with pytest.raises(RunQuarantined, match="not this one"):
                 await bad.cancel()
-            await connection.execute("drop trigger refuse on composer.history")
-            assert await site.client.release(bad.id)
-            assert not await site.client.release(bad.id)
+            await execute(fresh_database, "drop trigger refuse on composer.history")
+            assert await client.release(bad.id)
+            assert not await client.release(bad.id)
             assert await bad.result(timeout=20) == 5
             assert await site.verified() == []
-        finally:
-            await connection.close()
 
 
 async def quarantined(site, run_id: str) -> bool:

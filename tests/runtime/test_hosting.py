@@ -6,15 +6,16 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from composer import AsyncClient, ResultTimeout, Settings, Worker, step, workflow
+from composer import AsyncClient, ClientError, ResultTimeout, Settings, Worker, WorkerError, step, workflow
 from composer.memory.store import MemoryStore
+from composer.postgres.store import PostgresStore
 from tests.working import until
 
 pytestmark = pytest.mark.anyio
@@ -211,12 +212,93 @@ async def test_entering_that_is_cancelled_leaves_nothing() -> None:
 async def test_wrong_order_is_refused() -> None:
     """A worker that was not started cannot be stopped, one that was cannot be started again, nor an open client opened."""
     worker = Worker([doubled], QUIET, store=MemoryStore())
-    with pytest.raises(RuntimeError, match="not started"):
+    for use in (worker.drain, lambda: worker.store):
+        with pytest.raises(WorkerError, match="not running"):
+            use()
+    with pytest.raises(WorkerError, match="not started"):
         await worker.stop()
     await worker.start()
-    with pytest.raises(RuntimeError, match="runs once"):
+    with pytest.raises(WorkerError, match="runs once"):
         await worker.start()
     await worker.stop()
     async with AsyncClient(store=MemoryStore()) as client:
-        with pytest.raises(RuntimeError, match="open already"):
+        with pytest.raises(ClientError, match="open already"):
             await client.open()
+
+
+async def test_what_is_closed_inside_its_block_may_be_left() -> None:
+    """A client that was closed, and a worker that was stopped, within the block end it without a complaint."""
+    async with Worker([doubled], QUIET, store=MemoryStore()) as worker, AsyncClient(store=worker.store) as client:
+        await client.close()
+        await worker.stop()
+
+
+async def test_a_client_opens_nothing_again_of_a_worker_that_has_stopped(database: str, namespace: str) -> None:
+    """A client on a worker's store says so after the worker's end, and closes in peace; no connection is left of either."""
+    worker = await Worker([doubled], Settings(database_url=database, namespace=namespace)).start()
+    store = worker.store
+    assert isinstance(store, PostgresStore)
+    async with AsyncClient(store=store) as client:
+        handle = await client.start(doubled, 2)
+        assert await handle.result(timeout=10) == 4
+        await worker.stop()
+        with pytest.raises(ClientError, match="has ended"):
+            await handle.get()
+    assert store._pool is None
+
+
+def in_another_loop(work: Callable[[], Awaitable[Any]]) -> Callable[[], Any]:
+    """Does it in an event loop of its own, which must not take longer than two seconds."""
+
+    async def limited() -> Any:
+        async with asyncio.timeout(2):
+            return await work()
+
+    return lambda: asyncio.run(limited())
+
+
+async def test_other_loops_are_refused(database: str, namespace: str) -> None:
+    """Whatever is asked of a client in another loop than its own raises there at once; stopping a worker, too; both go on."""
+    settings = Settings(database_url=database, namespace=namespace)
+    async with Worker([doubled], settings) as worker, AsyncClient(settings=settings) as client:
+        handle = await client.start(doubled, 4, delay="1h")
+        uses: list[Callable[[], Awaitable[Any]]] = [
+            lambda: client.start(doubled, 1),
+            lambda: handle.result(timeout=1),
+            lambda: anext(client.watch(handle.id)),
+            lambda: anext(client.runs()),
+            lambda: client.explain(handle.id),
+            client.close,
+        ]
+        for use in uses:
+            with pytest.raises(ClientError, match="another event loop"):
+                await anyio.to_thread.run_sync(in_another_loop(use))
+        with pytest.raises(WorkerError, match="another event loop"):
+            await anyio.to_thread.run_sync(in_another_loop(worker.stop))
+        assert await (await client.start(doubled, 4)).result(timeout=10) == 8
+        assert (await handle.cancel()).accepted
+
+
+def test_what_a_loop_took_with_it_is_closed(database: str, namespace: str) -> None:
+    """A client that was left open in a loop that has ended is a closed one: it says so, and may be opened, in another loop."""
+    settings = Settings(database_url=database, namespace=namespace)
+    client, worker = AsyncClient(settings=settings), Worker([doubled], settings)
+
+    async def begins() -> None:
+        await worker.start()
+        await client.open()
+        await client.start(doubled, 1)
+
+    async def opens_again() -> bool:
+        await client.open()
+        run = await client.start(doubled, 1)
+        await client.close()
+        return run.created
+
+    asyncio.run(begins())
+    with pytest.raises(ClientError, match="not open"):
+        asyncio.run(client.start(doubled, 1))  # type: ignore[arg-type]
+    assert asyncio.run(opens_again())
+    asyncio.run(client.open())
+    asyncio.run(client.close())
+    asyncio.run(worker.stop())

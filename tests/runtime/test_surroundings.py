@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import anyio
 import pytest
 
 from composer import (
@@ -25,12 +24,15 @@ from composer import (
     workflow,
 )
 from composer.testing import crash_everywhere, run_workflow
+from composer.worker.loop import WorkerLoop
 from tests.working import until, working
 
 pytestmark = pytest.mark.anyio
 
 tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
 events: list[str] = []
+loops: list[WorkerLoop] = []
+"""Of the worker whose end a body waits for."""
 
 
 @dataclass
@@ -79,9 +81,9 @@ def in_thread(before: str) -> str:
 
 @step
 async def slow(n: int) -> str:
-    """Uses it at its end."""
+    """Goes on until its worker has been told to leave, and uses it then."""
     events.append("began")
-    await anyio.sleep(0.3)
+    await until(lambda: loops[0].draining)
     events.append("ended")
     return str(step_context().resources.use())
 
@@ -118,11 +120,13 @@ FLOWS = [both, slowly, broken]
 @pytest.fixture(autouse=True)
 def _no_events() -> None:
     events.clear()
+    loops.clear()
 
 
 async def test_a_lifespan_is_opened_once_and_closed_after_the_last_body(database: str, namespace: str) -> None:
     """Steps on the loop and in threads share what it yielded; it closes only when the drained steps have ended."""
     async with working(database, namespace, FLOWS, lifespan=resources) as site:
+        loops.append(site.worker.loop)
         assert events == ["opened"]
         assert await (await site.client.start(both, 1)).result(timeout=10) == (
             "main of the lifespan, main of the lifespan"

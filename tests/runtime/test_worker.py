@@ -27,6 +27,7 @@ from composer import (
     step_context,
     workflow,
 )
+from composer.worker.loop import WorkerLoop
 from tests.working import until, working
 
 pytestmark = pytest.mark.anyio
@@ -444,18 +445,25 @@ async def test_a_worker_that_leaves_lets_steps_finish_and_gives_back_the_rest(da
 async def test_threads_leave_in_their_own_time(database: str, namespace: str) -> None:
     """A thread that finishes within the grace time of a drain has its result applied."""
     async with working(database, namespace, [times_flow], grace=10) as site:
+        leaving.append(site.worker.loop)
         handle = await site.client.start(times_flow, 4)
         await until(begun("slow times").is_set)
     async with working(database, namespace, [sums]) as site:
         assert (await site.client.get(handle.id)).output == 8
 
 
+leaving: list[WorkerLoop] = []
+
+
 @step
 def slow_times(n: int) -> int:
-    """Half a second in a thread."""
+    """A thread that goes on until its worker has been told to leave."""
     begun("slow times").set()
-    time.sleep(0.5)
-    return n * 2
+    for _ in range(1_000):
+        if leaving[0].draining:
+            return n * 2
+        time.sleep(0.01)
+    raise AssertionError("its worker stays")
 
 
 @workflow

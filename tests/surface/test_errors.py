@@ -55,6 +55,7 @@ from composer.errors import (
     TransactionError,
     UnknownEvent,
     UnknownWorkflow,
+    WorkerError,
     sole_error,
 )
 from composer.testing.driver import WorkflowStuck
@@ -75,6 +76,7 @@ SAMPLES: list[BaseException] = [
     ModuleError("app", "there is no module 'app'", "Look.", ("/srv",)),
     LifespanError("pool", "opening", "refused", "app.py:1"),
     ClientError("closed"),
+    WorkerError("closed"),
     QueryError("status='done'"),
     UnknownWorkflow("fulfill", "n", ["fulfil"]),
     RunNotFound("r", "n"),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import subprocess
 import sys
+
+import pytest
 
 import composer
 
@@ -19,9 +23,24 @@ def test_importing_composer_loads_no_driver_and_starts_nothing() -> None:
     assert done.stdout.strip() == "[] 1"
 
 
-def test_every_public_name_is_there_and_documented() -> None:
-    """__all__ is sorted, complete, and every name has a docstring of its own."""
-    assert list(composer.__all__) == sorted(composer.__all__, key=lambda name: (name[0].islower(), name))
-    assert len(composer.__all__) == len(set(composer.__all__))
-    for name in composer.__all__:
-        assert (getattr(composer, name).__doc__ or "").strip(), name
+@pytest.mark.parametrize("name", ["composer", "composer.testing", "composer.draw"])
+def test_every_public_name_is_there_and_documented(name: str) -> None:
+    """__all__ is sorted and has each name once; every name has a docstring of its own, and so has all that is public in it."""
+    module = importlib.import_module(name)
+    assert list(module.__all__) == sorted(module.__all__, key=lambda each: (each[0].islower(), each))
+    assert len(module.__all__) == len(set(module.__all__))
+    for each in module.__all__:
+        value = getattr(module, each)
+        own = vars(value) if inspect.isclass(value) else {"__doc__": value.__doc__}
+        assert (own.get("__doc__") or "").strip(), each
+        for part, member in own.items():
+            if not part.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
+                assert (member.__doc__ or "").strip(), f"{each}.{part}"
+
+
+def test_nothing_public_is_left_out() -> None:
+    """What composer imports for its users is in __all__."""
+    imported = {
+        each for each, value in vars(composer).items() if not each.startswith("_") and not inspect.ismodule(value)
+    }
+    assert imported == set(composer.__all__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextvars
 import ctypes
 import hashlib
@@ -50,6 +51,26 @@ class Unprintable(Exception):
     __repr__ = __str__
 
 
+class Odd(BaseException):
+    """No Exception."""
+
+
+class Textless(Odd):
+    """Has no text, either."""
+
+    def __str__(self) -> str:
+        raise self
+
+
+@step(isolation="process")
+def leaves_threads(count: int) -> int:
+    """Leaves threads that nobody ends, and something at the exit that does not end."""
+    for _ in range(count):
+        threading.Thread(target=time.sleep, args=(600,)).start()
+    atexit.register(time.sleep, 600)
+    return os.getpid()
+
+
 @step(isolation="process")
 def digest(text: str) -> Digest:
     """Computes."""
@@ -91,6 +112,10 @@ def dies(how: str) -> str:
                 os._exit(3)
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "close":
+                threading.Thread(target=time.sleep, args=(600,)).start()
+                sys.stderr.close()
+                os.closerange(3, 256)
             case _:
                 ctypes.string_at(0)
     return f"survived {how}"
@@ -107,6 +132,18 @@ def raises(how: str) -> str:
             raise Unprintable
         case "exit":
             sys.exit(4)
+        case "interrupt":
+            raise KeyboardInterrupt
+        case "generator":
+            raise GeneratorExit("closed")
+        case "odd":
+            raise Odd("no Exception")
+        case "textless":
+            raise Textless
+        case "lock":
+            return threading.Lock()  # type: ignore[return-value]
+        case "surrogate":
+            return "\ud800"
         case "group":
             raise ExceptionGroup("several", [ValueError("one"), KeyError("two")])
         case "final":
@@ -126,16 +163,16 @@ def raises(how: str) -> str:
 
 
 @step(isolation="process", retries=1)
-def counts(n: int) -> list[int]:
-    """Counts with checkpoints, and dies in the middle of its first attempt."""
+def counts(n: int, folder: str) -> list[int]:
+    """Counts with checkpoints; in the middle of its first attempt it leaves its process id and goes no further."""
     context = step_context()
     seen: list[int] = []
     for i in range(context.heartbeat_details(int, default=0), n):
         seen.append(i)
         context.heartbeat(i + 1)
         if i == n // 2 and context.attempt == 1:
-            time.sleep(0.3)
-            os.kill(os.getpid(), signal.SIGKILL)
+            (Path(folder) / f"{os.getpid()}").write_text("")
+            time.sleep(600)
     return seen
 
 
@@ -221,9 +258,9 @@ def raising(how: str) -> str:
 
 
 @workflow
-def counting_on(n: int) -> list[int]:
+def counting_on(n: int, folder: str) -> list[int]:
     """Checkpoints."""
-    return counts(n)
+    return counts(n, folder)
 
 
 @workflow
@@ -245,11 +282,17 @@ def orphaning(text: str) -> str:
 
 
 @workflow
+def littering(count: int) -> int:
+    """Threads left behind."""
+    return leaves_threads(count)
+
+
+@workflow
 def beside(n: int) -> int:
     """A coroutine."""
     return plain(n)
 
 
 FLOWS = [
-    digesting, two_digests, running_over, stopped, held, dying, raising, counting_on, logging_there, beside,
+    digesting, two_digests, running_over, stopped, held, dying, raising, counting_on, logging_there, littering, beside,
 ]  # fmt: skip

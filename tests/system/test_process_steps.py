@@ -128,6 +128,7 @@ async def test_a_drain_gives_back_what_does_not_end_in_time(database: str, names
     ("how", "why"),
     [
         ("exit", r"exit code 3"),
+        ("close", r"exit code 1"),
         ("kill", r"killed by SIGKILL: out of memory, most likely"),
         ("segfault", r"killed by SIGSEGV: a crash in native code"),
     ],
@@ -155,6 +156,12 @@ async def test_a_process_that_dies_is_a_failure_of_the_attempt(
         ("two", "TwoArguments", "a b", 4),
         ("unprintable", "Unprintable", "its text cannot be made: RuntimeError", 4),
         ("exit", "SystemExit", "4", 4),
+        ("interrupt", "KeyboardInterrupt", "KeyboardInterrupt", 4),
+        ("generator", "GeneratorExit", "closed", 4),
+        ("odd", "Odd", "no Exception", 4),
+        ("textless", "Textless", "its text cannot be made: Textless", 4),
+        ("lock", "PayloadError", "has no JSON", 1),
+        ("surrogate", "PayloadError", "lone surrogate", 1),
         ("group", "ExceptionGroup", r"several \(2 sub-exceptions\)", 4),
         ("final", "ValueError", "never", 1),
         ("policy", "KeyError", "not again", 1),
@@ -171,9 +178,19 @@ async def test_what_a_body_raises_comes_back_as_text(
         with pytest.raises(RunFailed, match=message) as caught:
             await handle.result(timeout=30)
         assert (caught.value.error_type, caught.value.attempt) == (type_name, attempts)
-        if how not in ("result", "unprintable"):
+        if type_name not in ("PayloadError", "Unprintable", "Textless"):
             assert "isolated.py" in caught.value.traceback
             assert "process_child" not in caught.value.traceback
+
+
+async def test_threads_that_a_body_leaves_behind_hold_nothing_up(database: str, namespace: str) -> None:
+    """A body that leaves 200 threads and an exit that hangs is reported; the next runs in its process, which ends with the worker."""
+    async with working(database, namespace, isolated.FLOWS, processes=1) as site:
+        pid = await (await site.client.start(isolated.littering, 200)).result(timeout=30)
+        assert (await (await site.client.start(isolated.digesting, "x")).result(timeout=30)).pid == pid
+        with anyio.fail_after(10):
+            await site.worker.stop()
+        assert alive(pid) == []
 
 
 @pytest.mark.parametrize(("how", "result"), [("after", "after 2"), ("snooze", "snooze 1")])
@@ -183,10 +200,20 @@ async def test_a_steps_verbs_cross(database: str, namespace: str, how: str, resu
         assert await (await site.client.start(isolated.raising, how)).result(timeout=30) == result
 
 
-async def test_heartbeats_cross_and_a_dead_process_goes_on_from_its_checkpoint(database: str, namespace: str) -> None:
+async def test_heartbeats_cross_and_a_dead_process_goes_on_from_its_checkpoint(
+    database: str, namespace: str, folder: Path
+) -> None:
     """Checkpoints reach the database before the process dies, and the next attempt begins there."""
     async with working(database, namespace, isolated.FLOWS) as site:
-        handle = await site.client.start(isolated.counting_on, 20)
+        handle = await site.client.start(isolated.counting_on, 20, str(folder))
+
+        async def kept() -> bool:
+            record = await site.client.store.get_run(handle.id)
+            return record is not None and record.tasks[0].details == "11"
+
+        await until(kept, 30)
+        await until(lambda: here(folder))
+        os.kill(*here(folder), signal.SIGKILL)
         assert await handle.result(timeout=30) == list(range(11, 20))
 
 

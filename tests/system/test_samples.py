@@ -57,10 +57,11 @@ async def placed(http: httpx.AsyncClient, number: str) -> httpx.Response:
                 await anyio.sleep(0.05)
 
 
-async def events(http: httpx.AsyncClient, number: str) -> AsyncIterator[dict[str, str]]:
-    """The server-sent events of an order, until the stream ends."""
+async def events(http: httpx.AsyncClient, number: str, last: str | None = None) -> AsyncIterator[dict[str, str]]:
+    """The server-sent events of an order, until the stream ends; `last` is the id a browser has seen last."""
     event: dict[str, str] = {}
-    async with http.stream("GET", f"/orders/{number}/progress") as response:
+    headers = {} if last is None else {"Last-Event-ID": last}
+    async with http.stream("GET", f"/orders/{number}/progress", headers=headers) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         async for line in response.aiter_lines():
             if line:
@@ -71,6 +72,11 @@ async def events(http: httpx.AsyncClient, number: str) -> AsyncIterator[dict[str
                 event = {}
 
 
+def data_of(event: dict[str, str]) -> Any:
+    """What an event says."""
+    return json.loads(event["data"])
+
+
 async def test_service_starts_a_run_with_the_order_and_streams_it(shop: Callable[[], Any], fresh_database: str) -> None:
     """Orders are fulfilled and watched; what the database refuses leaves neither order nor run; SIGTERM ends it cleanly."""
     process, address = shop()
@@ -79,10 +85,21 @@ async def test_service_starts_a_run_with_the_order_and_streams_it(shop: Callable
         assert answer["progress"] == "/orders/1/progress"
         with anyio.fail_after(30):
             *changes, done = [event async for event in events(http, "1")]
-        assert len(changes) >= 3, "begun, reserved and charged, sent"
-        assert [int(change["id"]) for change in changes] == list(range(1, len(changes) + 1))
+        told = [(data["event"], data["node"]) for data in map(data_of, changes)]
+        assert (told[0], told[-1]) == (("started", None), ("run-completed", None))
+        bodies = [
+            (event, node) for node in ("charge", "reserve", "send") for event in ("step-started", "step-completed")
+        ]
+        assert sorted(told[1:-1]) == sorted(bodies)
+        assert told.index(("step-started", "send")) > told.index(("step-completed", "charge"))
         assert done["event"] == "done"
         assert json.loads(done["data"]) == {"status": "completed", "output": "lamp for 1, with receipt of 1"}
+        for seen, change in enumerate(changes):
+            # Nothing after it is missing. Some before it may come again: a version is told whole or once more.
+            *again, last = [event async for event in events(http, "1", change["id"])]
+            rest = told[seen + 1 :]
+            assert [(data["event"], data["node"]) for data in map(data_of, again)][len(again) - len(rest) :] == rest
+            assert last == done
 
         assert [(await placed(http, number)).status_code for number in ("2", "3")] == [201, 201]
         sold_out, taken = await placed(http, "4"), await placed(http, "1")

@@ -10,6 +10,8 @@ import anyio
 import pytest
 
 from composer import AsyncClient, Change, step, workflow
+from composer.errors import StoreUnavailable
+from composer.ports.store import RunChanges
 from composer.postgres import embedded_reaper
 from tests.servers import TestServer
 from tests.working import until, working
@@ -54,9 +56,21 @@ async def test_a_watch_goes_on_after_the_database_was_killed(
     _go = anyio.Event()
     url = mortal.database()
     seen: list[Change] = []
+    refused: list[StoreUnavailable] = []
     async with working(url, namespace, [holding]) as site, AsyncClient(url, namespace=namespace) as watcher:
         handle = await site.client.start(holding, 1)
         monkeypatch.setattr("composer.client.async_client.PATIENCE", 0.0)
+
+        look = watcher.store.changes
+
+        async def telling(run_id: str, after: int, limit: int) -> RunChanges | None:
+            try:
+                return await look(run_id, after, limit)
+            except StoreUnavailable as error:
+                refused.append(error)
+                raise
+
+        monkeypatch.setattr(watcher.store, "changes", telling)
 
         async def follow() -> None:
             async for change in watcher.watch(handle.id):
@@ -69,8 +83,12 @@ async def test_a_watch_goes_on_after_the_database_was_killed(
             assert postmaster is not None
             os.kill(postmaster, signal.SIGKILL)
             _go.set()
-            await anyio.sleep(1.5)
-            await anyio.to_thread.run_sync(mortal.embedded.start)
+            try:
+                await until(lambda: len(refused) >= 2, 30)
+            finally:
+                # A watch that gives up cancels this. A worker, though, leaves no sooner than its database is back.
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(mortal.embedded.start)
             await until(lambda: seen[-1].event == "run-completed", 30)
         again = [change async for change in site.client.watch(handle.id)]
     assert [(change.version, change.event, change.node) for change in seen] == [

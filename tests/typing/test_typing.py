@@ -1,8 +1,10 @@
 """What both type checkers must say, and must not say, about a user's workflows.
 
-bad.py has one mistake a line, marked with the checkers that find it; good.py has none. Each checker runs once for both.
+bad.py has one mistake a line, marked with the checkers that find it; good.py and names.py have none. Each checker runs once
+for all.
 """
 
+import importlib
 import json
 import os
 import re
@@ -14,7 +16,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-GOOD, BAD = HERE / "good.py", HERE / "bad.py"
+GOOD, NAMES, BAD = HERE / "good.py", HERE / "names.py", HERE / "bad.py"
 CHECKERS = ("mypy", "pyright")
 
 Lines = set[tuple[str, int]]
@@ -48,7 +50,7 @@ def run(*command: str) -> str:
 @pytest.fixture(scope="module")
 def mypy(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], str]:
     cache = tmp_path_factory.mktemp("mypy")
-    out = run("mypy", "--strict", "--output=json", f"--cache-dir={cache}", str(GOOD), str(BAD))
+    out = run("mypy", "--strict", "--output=json", f"--cache-dir={cache}", str(GOOD), str(NAMES), str(BAD))
     messages = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     return {
         (Path(each["file"]).name, each["line"]): each["message"] for each in messages if each["severity"] == "error"
@@ -57,13 +59,20 @@ def mypy(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], str]
 
 @pytest.fixture(scope="module")
 def pyright() -> dict[tuple[str, int], str]:
-    out = run("pyright", "--outputjson", "--pythonpath", sys.executable, str(GOOD), str(BAD))
+    out = run("pyright", "--outputjson", "--pythonpath", sys.executable, str(GOOD), str(NAMES), str(BAD))
     messages = json.loads(out)["generalDiagnostics"]
     return {
         (Path(each["file"]).name, each["range"]["start"]["line"] + 1): each["message"]
         for each in messages
         if each["severity"] == "error"
     }
+
+
+@pytest.mark.parametrize("module", ["composer", "composer.testing", "composer.draw"])
+def test_every_public_name_is_checked(module: str) -> None:
+    """What a user can import is used in good.py or names.py."""
+    used = set(re.findall(r"\w+", GOOD.read_text(encoding="utf-8") + NAMES.read_text(encoding="utf-8")))
+    assert set(importlib.import_module(module).__all__) - used == set()
 
 
 @pytest.mark.parametrize("checker", CHECKERS)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import anyio
 import typer
@@ -161,6 +162,8 @@ def coordinator(
 
 
 Until = Callable[[], Awaitable[None]]
+_SAME_WORD: Final = 0.5
+"""Seconds in which a second signal is the first one again: who stops a whole group often tells its leader twice."""
 
 
 def run_until_told(work: Callable[[Until], Awaitable[None]]) -> None:
@@ -183,9 +186,14 @@ def run_until_told(work: Callable[[Until], Awaitable[None]]) -> None:
 
 async def _hear_signals(told: anyio.Event, *, task_status: Any = anyio.TASK_STATUS_IGNORED) -> None:
     loop = asyncio.get_running_loop()
+    first = math.inf
 
     def hear(number: int) -> None:
+        nonlocal first
+        first = min(first, loop.time())
         if told.is_set():
+            if loop.time() - first < _SAME_WORD:
+                return
             log.error("told twice to stop: ending at once; what was running is recovered by others")
             os._exit(128 + number)
         told.set()

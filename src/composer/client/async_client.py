@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-import secrets
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar, overload
+from typing import Any, Final, Generic, NoReturn, Self, TypeVar, overload
 
 import anyio
-from anyio.abc import TaskGroup
 from typing_extensions import TypeVarTuple, Unpack
 
 from composer.app import open_store
 from composer.apply import QUARANTINED, Applied, Applier, persistently
+from composer.client.ends import Ends
 from composer.client.explaining import Explanation, explanation
 from composer.client.listing import Listing, RunSummary, query_of
 from composer.client.signals import SignalResult, checked_payload
@@ -39,17 +38,15 @@ from composer.core.decide import reset_nodes, stale_nodes
 from composer.core.events import CancelRequested, Delivery, RetryRequested, Signalled
 from composer.core.limits import within_limit
 from composer.core.plan import INPUT, Node, Plan
-from composer.core.states import ENDED_RUN, NodeState, RunStatus
+from composer.core.states import NodeState, RunStatus
 from composer.define.workflow import Startable, Workflow
 from composer.errors import (
     ClientError,
     IdempotencyConflict,
-    ResultTimeout,
     RunEnded,
     RunNotFound,
     RunNotRetryable,
     RunQuarantined,
-    StoreUnavailable,
     UnknownWorkflow,
 )
 from composer.hosting import Hosted
@@ -64,13 +61,11 @@ Ts = TypeVarTuple("Ts")
 
 PATIENCE: Final = 10.0
 """Seconds a call goes on trying while the database is away, before StoreUnavailable."""
+NO_COPIES: Final = "a client cannot be copied, nor sent to another process: make one there"
 MOST_HANDED_OVER: Final = 100
 """Runs of one start call whose first tasks may go to a worker of this process at once."""
-_MOST_FRESH: Final = 10_000
 _MOST_NAMES: Final = 1_000
 """Names of workflows that an unknown one is compared with."""
-_SLEEP_TTL: Final = 30.0
-_SLEEP_RENEWED: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +160,7 @@ class AsyncClient:
         self._given = store
         self._store: Store | None = store
         self._hosted: Hosted | None = None
-        self._group: TaskGroup | None = None
-        self._id = f"client-{secrets.token_hex(8)}"
-        self._asleep_until = 0.0
-        self._listening = False
-        self._fresh: dict[str, int] = {}
-        """Runs started here while ends were heard, with the wake-ups' epoch at that time."""
-        self._ends = _EndReader(lambda: self.store)
+        self._ends = Ends(lambda: self.store, patience=PATIENCE, poll_interval=self.settings.poll_interval)
 
     async def __aenter__(self) -> Self:
         return await self._open(guard=True)
@@ -179,10 +168,12 @@ class AsyncClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._hosted is not None
+        hosted = self._hosted
+        if hosted is None:
+            return  # closed within the block
+        self._refuse_elsewhere()
         # A call that comes late, or is still under way, must not open connections again that nobody closes.
-        hosted, self._hosted = self._hosted, None
-        self._store = self._given
+        self._hosted, self._store = None, self._given
         await hosted.leave(error)
 
     async def open(self) -> Self:
@@ -191,11 +182,10 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Ends what `open` began. A client that is closed may be opened again."""
-        if self._hosted is not None:
-            await self.__aexit__(None, None, None)
+        await self.__aexit__(None, None, None)
 
     async def _open(self, *, guard: bool) -> Self:
-        if self._hosted is not None:
+        if self._hosted is not None and not self._hosted.has_ended:
             raise ClientError("the client is open already")
         hosted = Hosted(self._connected(), "composer client")
         await hosted.enter(guard=guard)
@@ -208,21 +198,31 @@ class AsyncClient:
             store = self._given
             if store is None:
                 store = self._store = await stack.enter_async_context(open_store(self.settings))
-            self._group = await stack.enter_async_context(anyio.create_task_group())
-            self._asleep_until, self._listening = 0.0, False
-            yield
-            self._group.cancel_scope.cancel()
-            if self._asleep_until:
-                # Nobody need be notified for its sake any more. Left there, its word would only lapse.
-                with anyio.move_on_after(1.0, shield=True), suppress(StoreUnavailable):
-                    await store.set_sleeping(self._id, asleep=False, ttl=0.0)
+            group = await stack.enter_async_context(anyio.create_task_group())
+            self._ends.begin(None if self._given is not None else group)
+            try:
+                yield
+            finally:
+                # It may end by itself, as with its loop, without anybody who leaves it.
+                if self._store is store:
+                    self._store = self._given
+            group.cancel_scope.cancel()
+            await self._ends.end(store)
 
     @property
     def store(self) -> Store:
-        """The store it talks to. Raises ClientError outside of the `async with` block."""
+        """The store it talks to. Raises ClientError outside of the `async with` block, and in another event loop than its own."""
         if self._store is None:
             raise ClientError("the client is not open: use it inside `async with AsyncClient() as client:`")
+        self._refuse_elsewhere()
         return self._store
+
+    def _refuse_elsewhere(self) -> None:
+        if self._hosted is not None and self._hosted.is_elsewhere:
+            raise ClientError("the client was opened in another event loop than this one: open one in each loop")
+
+    def __reduce__(self) -> NoReturn:
+        raise ClientError(NO_COPIES)
 
     # -- starting ------------------------------------------------------------------------------------------
     @overload
@@ -419,7 +419,7 @@ class AsyncClient:
             nonlocal tries
             tries += 1
 
-        hears = self._hears()
+        hears = self._ends.are_heard
         try:
             answers = await persistently(lambda: store.start_runs(runs, owner=owner, lease=lease), PATIENCE, lost)
         except BaseException:
@@ -432,12 +432,10 @@ class AsyncClient:
                     await _hand_over(run, answer, taker)
         handles = self._handles(workflow, runs, answers, tried_again=tries > 0)
         if hears:
-            for run, handle in zip(runs, handles, strict=True):
-                # Nobody announces the end of a run that ends with its start, as one does whose only block is not taken.
-                if handle.created and not run.transition.ends_run:
-                    self._fresh[handle.id] = store.wakeups.epoch
-        while len(self._fresh) > _MOST_FRESH:
-            del self._fresh[next(iter(self._fresh))]
+            # Nobody announces the end of a run that ends with its start, as one does whose only block is not taken.
+            self._ends.begun(
+                each.id for run, each in zip(runs, handles, strict=True) if each.created and not run.transition.ends_run
+            )
         return handles
 
     # -- looking -------------------------------------------------------------------------------------------
@@ -486,7 +484,7 @@ class AsyncClient:
             _checked_id(run_id),
             after_version=after_version,
             poll_interval=self.settings.poll_interval,
-            listen=partial(self._listen, None),
+            listen=partial(self._ends.listen, None),
         )
 
     async def explain(self, run_id: str) -> Explanation:
@@ -517,63 +515,12 @@ class AsyncClient:
         end = await self.wait(run_id, timeout=timeout)
         if end.status == RunStatus.COMPLETED:
             return end.output or "null"
-        record = await persistently(lambda: self.store.get_run(run_id), PATIENCE)
-        raise failure_of(run_id, record.workflow if record else "?", end.status, end.error)
+        record = await persistently(lambda: self.store.get_run(end.run_id), PATIENCE)
+        raise failure_of(end.run_id, record.workflow if record else "?", end.status, end.error)
 
     async def wait(self, run_id: str, *, timeout: float | None = None) -> RunEnd:
         """How the run ended, once it has; texts as stored. Raises RunNotFound, ResultTimeout."""
-        store = self.store
-        _checked_id(run_id)
-        heard: list[RunEnd | None] = []
-        woken = anyio.Event()
-
-        def hear(end: RunEnd | None) -> None:
-            heard.append(end)
-            woken.set()
-
-        # A run that was started here while everything was heard has been heard to end, or has not ended.
-        known_open = self._fresh.pop(run_id, -1) == store.wakeups.epoch and self._hears()
-        with store.wakeups.on_end(run_id, hear, recent=known_open), anyio.move_on_after(timeout):
-            await self._listen(PATIENCE)
-            while True:
-                known = next((end for end in heard if end is not None), None)
-                if known is None and (heard or not known_open):
-                    heard.clear()
-                    known = await self._ends.read(run_id)
-                    if known is None:
-                        raise RunNotFound(run_id, store.namespace)
-                if known is not None and known.status in ENDED_RUN:
-                    return known
-                known_open = False
-                if not heard:
-                    woken = anyio.Event()
-                    with anyio.move_on_after(self.settings.poll_interval):
-                        await woken.wait()
-                await self._stay_asleep(PATIENCE)
-        raise ResultTimeout(
-            run_id,
-            f"has not ended within {timeout:g} s",
-            "It goes on: wait again, or client.get(run_id) shows where it is.",
-        )
-
-    async def _listen(self, patience: float | None) -> None:
-        """Hears ends that other processes bring about. A client that shares a worker's store hears through that."""
-        if not self._listening:
-            self._listening = True
-            if self._given is None:
-                assert self._group is not None
-                self._group.start_soon(self.store.listen)
-        await self._stay_asleep(patience)
-
-    def _hears(self) -> bool:
-        """Whether the end of any run is announced to this client now."""
-        return self._listening and anyio.current_time() < self._asleep_until
-
-    async def _stay_asleep(self, patience: float | None) -> None:
-        now = anyio.current_time()
-        if now > self._asleep_until:
-            self._asleep_until = now + _SLEEP_RENEWED
-            await persistently(lambda: self.store.set_sleeping(self._id, asleep=True, ttl=_SLEEP_TTL), patience)
+        return await self._ends.wait(_checked_id(run_id), timeout=timeout)
 
     async def _plan(self, plan_id: int) -> Plan:
         return await persistently(lambda: self.store.load_plan(plan_id), PATIENCE)
@@ -585,7 +532,8 @@ class AsyncClient:
         A run that has ended otherwise stays as it is, and `accepted` is False. Raises RunNotFound, PayloadTooLarge.
         """
         within_limit(reason, "the reason of cancel()", self.store.max_payload)
-        applied = await Applier(self.store).apply_one(_checked_id(run_id), CancelRequested(reason), patience=PATIENCE)
+        run_id = _checked_id(run_id)
+        applied = await Applier(self.store).apply_one(run_id, CancelRequested(reason), patience=PATIENCE)
         await self._refuse_quarantined(run_id, applied)
         status = applied.heads[run_id].snapshot.status
         return CancelResult(status is RunStatus.CANCELLED, status.value)
@@ -598,8 +546,8 @@ class AsyncClient:
         The payload is checked by the type the wait names, before anything is stored. Of one `dedupe_id` only the first
         counts. Raises RunNotFound, RunEnded, UnknownEvent, PayloadError.
         """
-        store = self.store
-        heads = await persistently(lambda: store.load_heads([_checked_id(run_id)]), PATIENCE)
+        store, run_id = self.store, _checked_id(run_id)
+        heads = await persistently(lambda: store.load_heads([run_id]), PATIENCE)
         if run_id not in heads:
             raise RunNotFound(run_id, store.namespace)
         plan = await self._plan(heads[run_id].plan_id)
@@ -628,8 +576,8 @@ class AsyncClient:
         run goes on with the newest options (retries, timeouts, queues) of its plan's shape, unless `keep_options`; a
         deadline counts anew. With `dry_run` it only says what would happen. Raises RunNotFound, RunNotRetryable.
         """
-        store = self.store
-        heads = await persistently(lambda: store.load_heads([_checked_id(run_id)]), PATIENCE)
+        store, run_id = self.store, _checked_id(run_id)
+        heads = await persistently(lambda: store.load_heads([run_id]), PATIENCE)
         if run_id not in heads:
             raise RunNotFound(run_id, store.namespace)
         head = heads[run_id]
@@ -654,7 +602,7 @@ class AsyncClient:
         )
         if dry_run:
             return result
-        self._fresh.pop(run_id, None)
+        self._ends.begins_again(run_id)
         event = RetryRequested(rerun_stale, adopted)
         applied = await Applier(self.store).apply_one(run_id, event, patience=PATIENCE)
         await self._refuse_quarantined(run_id, applied)
@@ -673,7 +621,8 @@ class AsyncClient:
 
         Raises RunNotFound.
         """
-        if not await persistently(lambda: self.store.load_heads([_checked_id(run_id)]), PATIENCE):
+        run_id = _checked_id(run_id)
+        if not await persistently(lambda: self.store.load_heads([run_id]), PATIENCE):
             raise RunNotFound(run_id, self.store.namespace)
         return await persistently(lambda: self.store.release(run_id), PATIENCE)
 
@@ -687,35 +636,6 @@ async def _iterated(more: Callable[[], Awaitable[Sequence[T]]]) -> AsyncGenerato
     while found := await more():
         for each in found:
             yield each
-
-
-class _EndReader:
-    """Reads how runs ended for everybody who asks: while one read is under way, the next batch gathers."""
-
-    def __init__(self, store: Callable[[], Store]) -> None:
-        self._store = store
-        self._waiting: dict[str, list[anyio.Event]] = {}
-        self._found: dict[str, RunEnd] = {}
-        self._reading = anyio.Lock()
-
-    async def read(self, run_id: str) -> RunEnd | None:
-        """Status, output and error of a run; None when there is no such run."""
-        done = anyio.Event()
-        self._waiting.setdefault(run_id, []).append(done)
-        async with self._reading:
-            if not done.is_set():
-                batch, self._waiting = self._waiting, {}
-                try:
-                    self._found = await persistently(lambda: self._store().run_ends(sorted(batch)), PATIENCE)
-                except BaseException:
-                    # Cancelled or in vain: whoever else waits for this read reads for the rest.
-                    for each, waiting in batch.items():
-                        self._waiting.setdefault(each, []).extend(waiting)
-                    raise
-                for waiting in batch.values():
-                    for event in waiting:
-                        event.set()
-            return self._found.get(run_id)
 
 
 def _handed_over(run: NewRun, taker: Taker) -> NewRun:
@@ -748,7 +668,7 @@ def _typed_by(workflow: object) -> Workflow[..., Any] | None:
 
 
 def _checked_id(run_id: str) -> str:
-    """The id, or RunNotFound for what cannot be one: no database error for a typo."""
+    """The id as it is written everywhere, or RunNotFound for what cannot be one: no database error for a typo."""
     try:
         return str(uuid.UUID(run_id))
     except (ValueError, AttributeError, TypeError):

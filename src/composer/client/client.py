@@ -18,13 +18,13 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar, overload
+from typing import Any, Final, Generic, NoReturn, Self, TypeVar, overload
 from weakref import WeakSet
 
 from typing_extensions import TypeVarTuple, Unpack
 
 from composer.apply import persistently
-from composer.client.async_client import PATIENCE, AsyncClient, AsyncRunHandle, CancelResult, RetryResult
+from composer.client.async_client import NO_COPIES, PATIENCE, AsyncClient, AsyncRunHandle, CancelResult, RetryResult
 from composer.client.explaining import Explanation
 from composer.client.listing import Listing, RunSummary, query_of
 from composer.client.portal import Portal
@@ -96,16 +96,17 @@ class Client:
         self._process = 0
         """The one that opened it last."""
         self._closing = threading.Lock()
-        """Held while a call is begun, so that none is begun unseen by a close."""
+        """Held while a call is begun, so that none is begun unseen by a close; and while it is opened, so that one opens it."""
         self._calls: set[Future[Any]] = set()
         """Calls of other threads that are under way."""
 
     def __enter__(self) -> Self:
         _refuse_in_a_loop("opened in")
-        if self._portal is not None:
-            raise ClientError("the client is open already")
-        self._portal, self._process = Portal(), os.getpid()
-        _open_clients.add(self)
+        with self._closing:
+            if self._portal is not None:
+                raise ClientError("the client is open already")
+            self._portal, self._process = Portal(), os.getpid()
+            _open_clients.add(self)
         try:
             self.call(self._client.open)
         except BaseException:
@@ -136,11 +137,8 @@ class Client:
 
     def call(self, method: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
         """What `method` returns, awaited in the client's own loop. Raises ClientError where it cannot be."""
-        _refuse_in_a_loop("called from")
         with self._closing:
-            if self._portal is None:
-                raise ClientError(self._why_closed())
-            future = self._portal.begin(partial(method, *args, **kwargs))
+            future = self._usable().begin(partial(method, *args, **kwargs))
             self._calls.add(future)
         try:
             return future.result()
@@ -151,13 +149,20 @@ class Client:
             future.cancel()
             self._calls.discard(future)
 
-    def _why_closed(self) -> str:
+    def _usable(self) -> Portal:
+        """The portal. Raises ClientError where the client cannot be used."""
+        _refuse_in_a_loop("called from")
+        if self._portal is not None:
+            return self._portal
         if self._process not in (0, os.getpid()):
-            return (
+            raise ClientError(
                 f"the client was opened by process {self._process}, and this is process {os.getpid()}, forked off it: connections "
                 "cannot be shared. Open it here: `with client:`, or a Client of this process's own"
             )
-        return "the client is not open: use it inside `with Client() as client:`"
+        raise ClientError("the client is not open: use it inside `with Client() as client:`")
+
+    def __reduce__(self) -> NoReturn:
+        raise ClientError(NO_COPIES)
 
     def _leave_behind(self) -> None:
         """Makes this a closed client, in a process that was forked off while it was open."""
@@ -274,6 +279,7 @@ class Client:
         self, within: object, workflow: Any, inputs: Sequence[tuple[Sequence[Any], str | None]], options: dict[str, Any]
     ) -> list[RunHandle[Any]]:
         """A start on the caller's connection. It belongs to this thread, so the portal does all but the statement."""
+        self._usable()
         client = self._client
         borrowed = client.store.borrow(within)
         if not borrowed.is_blocking:

@@ -237,7 +237,8 @@ class Draft:
         self.status = status
         self.stops = True
         self.result = RunResult(error=error)
-        self.starts.clear()
+        # What has ended without a task stays ended, and whoever reads it after a retry needs its value.
+        self.starts = [start for start in self.starts if start.has_ended]
         for change in self.changes.values():
             if change.state in OPEN_TASK:
                 change.state, change.delay = TaskState.CANCELLED, None

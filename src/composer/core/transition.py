@@ -69,9 +69,14 @@ class TaskStart:
     """Of a task that has failed as soon as it came to its turn: why, as JSON text."""
 
     @property
+    def has_ended(self) -> bool:
+        """Whether it is stored with its end: there was nothing to run or to wait for."""
+        return self.output is not None or self.error is not None
+
+    @property
     def is_ready(self) -> bool:
         """Whether it is for a worker."""
-        return not self.waits and self.error is None and self.output is None
+        return not self.waits and not self.has_ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from composer.core.limits import MAX_PAYLOAD
 from composer.core.plan import Node, Plan, node_read, plan_from_text
 from composer.core.snapshot import Snapshot
 from composer.core.states import RunStatus
+from composer.errors import ClientError
 from composer.ports.store import (
     AuditedRun,
     Beat,
@@ -125,6 +126,8 @@ class PostgresStore:
         self._sql = statements(schema)
         self._ids = RunIds()
         self._pool: Any = None
+        self._is_closed = False
+        """Whether it was closed, and is not opened again by whoever comes late: nobody would close it then."""
         self._loop: asyncio.AbstractEventLoop | None = None
         """The loop that the connections belong to."""
         self._plans: dict[int, Plan] = {}
@@ -167,7 +170,7 @@ class PostgresStore:
             except BaseException:
                 pool.terminate()
                 raise
-            self._pool, self._loop = pool, asyncio.get_running_loop()
+            self._pool, self._loop, self._is_closed = pool, asyncio.get_running_loop(), False
 
     def connection_options(self) -> dict[str, Any]:
         """Arguments of asyncpg.connect() for a connection of the engine."""
@@ -185,7 +188,7 @@ class PostgresStore:
 
     async def close(self) -> None:
         """Gives back every connection."""
-        pool, self._pool = self._pool, None
+        pool, self._pool, self._is_closed = self._pool, None, True
         if pool is not None:
             with anyio.move_on_after(5, shield=True) as scope:
                 await pool.close()
@@ -213,11 +216,15 @@ class PostgresStore:
         await Listener(self._url, options, self._schema, self.namespace, self.wakeups, self.listening).run()
 
     async def _fetch(self, doing: str, text: str, *args: Any) -> list[Any]:
+        if self._is_closed:
+            raise ClientError(
+                "the worker or client that had opened this store has ended: a client that shares it ends with it"
+            )
         if self._pool is None:
             await self.open()
         pool: Any = self._pool
         if self._loop is not asyncio.get_running_loop():
-            raise RuntimeError(
+            raise ClientError(
                 "a client or worker was used from another event loop than the one it was opened in: open one in each loop"
             )
         tries = 0

@@ -18,8 +18,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from types import CodeType
 from typing import Any, Final
 
@@ -39,6 +38,7 @@ from composer.settings import Settings
 from composer.worker.attempt import Attempt
 from composer.worker.incarnation import boot_id, new_id, processes_alive, this_process_started
 from composer.worker.leases import Keeper
+from composer.worker.places import Places
 from composer.worker.processes import ProcessPool
 
 log = logging.getLogger("composer.worker")
@@ -71,22 +71,6 @@ def _key(task: Delivery) -> _Key:
     return task.node, task.item, task.attempt, task.delivery
 
 
-@dataclass(slots=True)
-class _Places:
-    """How many bodies of one kind, in threads or in processes, may run at the same time."""
-
-    limit: int
-    taken: int = 0
-    reserved: int = 0
-    """Promised to a claim or a commit under way."""
-    ran_out: bool = False
-    """Whether the last claim left out steps that need one."""
-
-    @property
-    def free(self) -> int:
-        return self.limit - self.taken - self.reserved
-
-
 class WorkerLoop:
     """Runs steps of some workflows. `run` lasts until it is cancelled or drained."""
 
@@ -111,19 +95,18 @@ class WorkerLoop:
         self.executed = 0
         """Bodies started since the start."""
         self._store, self._settings, self._steps = store, settings, steps
-        self._on_loop = [name for name, step in steps.items() if step.is_async]
-        self._in_threads = [name for name, step in steps.items() if not step.is_async and step.isolation == "thread"]
-        self._in_processes = [step.name for step in isolated]
         self._codes: dict[CodeType, str] = {step.fn.__code__: name for name, step in steps.items()}
         self._applier = Applier(store, owner=self.id, lease=settings.lease)
         self._attempts: set[Attempt] = set()
         self._by_run: dict[str, dict[_Key, Attempt]] = {}
         """What is under way here, by run and delivery: a map may have thousands of items in one run."""
         self._in_a_row: dict[str, int] = {}
-        self._threads = _Places(settings.threads)
-        self._processes = _Places(settings.processes or os.cpu_count() or 1)
-        self._reserved = 0
-        """Slots promised to a claim or a commit under way."""
+        self._places = Places(
+            steps,
+            slots=settings.concurrency,
+            threads=settings.threads,
+            processes=settings.processes or os.cpu_count() or 1,
+        )
         self._reports: list[tuple[Attempt, Report]] = []
         self._reported = Bell()
         self._freed = Bell()
@@ -199,7 +182,7 @@ class WorkerLoop:
     @property
     def process_places(self) -> int:
         """How many process steps it runs at the same time."""
-        return self._processes.limit
+        return self._places.processes.limit
 
     @property
     def is_idle(self) -> bool:
@@ -256,7 +239,7 @@ class WorkerLoop:
                     await self._freed.wait(settings.poll_interval)
                     continue
                 full = more = False
-                for steps, limit in self._askable(min(free, MOST_CLAIMED)):
+                for steps, limit in self._places.askable(min(free, MOST_CLAIMED)):
                     limit = min(limit, self._free_slots())
                     full = limit > 0 and await self._claim_and_begin(steps, limit)
                     more = more or full
@@ -268,40 +251,12 @@ class WorkerLoop:
 
     async def _claim_and_begin(self, steps: Sequence[str], limit: int) -> bool:
         """Whether there were as many tasks as were asked for."""
-        self._reserved += limit
-        try:
+        with self._places.promised(limit):
             claimed = await self._claim(steps, limit)
-        finally:
-            self._reserved -= limit
         for task in claimed:
             self._in_a_row[task.run.run_id] = 0
             await self._begin(task)
         return len(claimed) == limit
-
-    def _askable(self, limit: int) -> list[tuple[Sequence[str], int]]:
-        """Which steps to claim, and how many tasks: of steps that need a place no more than there are places free.
-
-        What comes second is only claimed when the first claim was full: of process steps few can be taken at a time,
-        and others, if they are what waits, need not come in such small numbers.
-        """
-        threads, processes = self._threads, self._processes
-        threads.ran_out = bool(self._in_threads) and threads.free <= 0
-        processes.ran_out = bool(self._in_processes) and processes.free <= 0
-        steps = list(self._on_loop)
-        if self._in_threads and threads.free > 0:
-            steps += self._in_threads
-            limit = min(limit, threads.free)
-        asked: list[tuple[Sequence[str], int]] = [(steps, limit)] if steps else []
-        if self._in_processes and processes.free > 0:
-            few = min(limit, processes.free)
-            asked[:0] = [([*steps, *self._in_processes], few)]
-        return asked
-
-    def _places(self, step: Step[..., Any]) -> _Places | None:
-        """What a body of the step takes beside a slot; None on the loop."""
-        if step.is_async:
-            return None
-        return self._processes if step.isolation == "process" else self._threads
 
     async def _claim(self, steps: Sequence[str], limit: int) -> list[ClaimedTask]:
         settings = self._settings
@@ -337,7 +292,7 @@ class WorkerLoop:
         if len(self._reports) >= MOST_REPORTS:
             # Bodies end faster than their results are stored: what is not stored is lost with this process.
             return 0
-        return self._settings.concurrency - len(self._attempts) - self._reserved
+        return self._places.slots.free
 
     # -- bodies ------------------------------------------------------------------------------------------------
     async def _begin(self, claimed: ClaimedTask) -> None:
@@ -362,9 +317,7 @@ class WorkerLoop:
         attempt = Attempt(self, claimed, plan, step)
         self._attempts.add(attempt)
         self._by_run.setdefault(run_id, {})[key] = attempt
-        places = self._places(step)
-        if places is not None:
-            places.taken += 1
+        self._places.take(step)
         self.executed += 1
         assert self._keeper is not None
         self._keeper.hold(attempt)
@@ -387,14 +340,12 @@ class WorkerLoop:
     def body_ended(self, attempt: Attempt) -> None:
         """A body has really ended: its slot is free."""
         self._attempts.discard(attempt)
-        places = self._places(attempt.step)
-        if places is not None:
-            places.taken -= 1
+        was_wanted = self._places.leave(attempt.step)
         # One that ran out of time is still to be committed: until then its run is not forgotten, and it is known here.
         if attempt.stopped and not attempt.released and attempt.overtime is None:
             self._dismiss(attempt)
         self._freed.ring()
-        if places is not None and places.ran_out:
+        if was_wanted:
             self._idle.ring()
 
     def beat(self, attempt: Attempt) -> None:
@@ -490,10 +441,10 @@ class WorkerLoop:
         try:
             applied = await self._applier.apply(_by_run(batch), grant=grant)
         finally:
-            self._unreserve(node.step for node in granted)
+            self._places.unreserve(node.step for node in granted)
         for task in applied.handed:
             # What a commit handed over although its answer was lost was not granted, and is taken all the same.
-            self._reserve(self._steps[task.step])
+            self._places.reserve(self._steps[task.step])
         await self.take(applied.handed)
         for ignored in applied.ignored:
             self._explain(
@@ -515,15 +466,15 @@ class WorkerLoop:
             or options.rate_limit is not None
             or options.queue not in self._settings.queues
             or self._free_slots() <= 0
-            or ((places := self._places(step)) is not None and places.free <= 0)
+            or not self._places.has_place(step)
         ):
             return False
-        self._reserve(step)
+        self._places.reserve(step)
         return True
 
     async def take(self, tasks: Sequence[ClaimedTask]) -> None:
         """Runs tasks that were granted, and are leased to this worker already."""
-        self._unreserve(task.step for task in tasks)
+        self._places.unreserve(task.step for task in tasks)
         if self.closing:
             # They come too late: nobody would commit what their bodies report.
             await self._give_back(_releases(tasks))
@@ -535,21 +486,8 @@ class WorkerLoop:
 
     def refuse(self, nodes: Sequence[Node]) -> None:
         """Tasks that were granted, and do not come after all."""
-        self._unreserve(node.step for node in nodes)
+        self._places.unreserve(node.step for node in nodes)
         self._freed.ring()
-
-    def _reserve(self, step: Step[..., Any]) -> None:
-        self._reserved += 1
-        places = self._places(step)
-        if places is not None:
-            places.reserved += 1
-
-    def _unreserve(self, steps: Iterable[str]) -> None:
-        for name in steps:
-            self._reserved -= 1
-            places = self._places(self._steps[name])
-            if places is not None:
-                places.reserved -= 1
 
     @staticmethod
     def _explain(run_id: str, event: Event, reason: str, *, certain: bool) -> None:

@@ -23,6 +23,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -200,8 +201,17 @@ def main() -> None:
     calls: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_listen, args=(wire, calls), daemon=True, name="composer-listen").start()
     threading.Thread(target=wire.keep_beating, daemon=True, name="composer-beat").start()
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the worker is gone
+    try:
         _serve(wire, modules, calls)
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the worker is gone
+    except BaseException:
+        # As when a body closed every descriptor. The worker learns of it by this process's end, which threads and exit
+        # functions that a body left behind would put off for ever.
+        with contextlib.suppress(Exception):  # it may have closed stderr, too
+            traceback.print_exc()
+            sys.stderr.flush()
+        os._exit(1)
     # What the user's modules registered for the exit runs now; the kernel ends what hangs in it.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_LAST_SECONDS)
