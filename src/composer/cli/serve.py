@@ -11,14 +11,14 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import anyio
 import typer
 
 from composer.app import Worker, calm_collector, open_store, other_composer
 from composer.cli.options import DatabaseUrl, Home, JsonLogs, Namespace
-from composer.cli.supervise import Line, Supervisor, command_of, imported_files
+from composer.cli.supervise import SAME_WORD, Line, Supervisor, command_of, imported_files
 from composer.coordinator.services import run_coordinator
 from composer.define.workflow import Workflow
 from composer.errors import sole_error
@@ -85,7 +85,11 @@ def worker(
         )
 
         async def supervise() -> int:
-            return await Supervisor(command, processes, reload=reload).run()
+            code = await Supervisor(command, processes, reload=reload).run()
+            # Only its end is left to come: whoever goes on telling it must not take the exit code away.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+            return code
 
         try:
             sys.exit(anyio.run(supervise))
@@ -162,8 +166,6 @@ def coordinator(
 
 
 Until = Callable[[], Awaitable[None]]
-_SAME_WORD: Final = 0.5
-"""Seconds in which a second signal is the first one again: who stops a whole group often tells its leader twice."""
 
 
 def run_until_told(work: Callable[[Until], Awaitable[None]]) -> None:
@@ -192,7 +194,7 @@ async def _hear_signals(told: anyio.Event, *, task_status: Any = anyio.TASK_STAT
         nonlocal first
         first = min(first, loop.time())
         if told.is_set():
-            if loop.time() - first < _SAME_WORD:
+            if loop.time() - first < SAME_WORD:
                 return
             log.error("told twice to stop: ending at once; what was running is recovered by others")
             os._exit(128 + number)

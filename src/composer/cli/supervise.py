@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -26,6 +27,8 @@ import typer
 
 log = logging.getLogger("composer")
 
+SAME_WORD: Final = 0.5
+"""Seconds in which a second signal is the first one again: who stops a whole group often tells its leader twice."""
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 30.0
 _STEADY: Final = 10.0
@@ -91,6 +94,7 @@ class Supervisor:
         self._command, self._count, self._reload = list(command), count, reload
         self._children: set[_Child] = set()
         self._told = 0
+        self._told_at = math.inf
         self._stop = asyncio.Event()
         self._serves = asyncio.Event()
         """Set once a child has served, or when none will."""
@@ -126,6 +130,11 @@ class Supervisor:
         return self._code
 
     def _hear(self, number: int) -> None:
+        now = time.monotonic()
+        self._told_at = min(self._told_at, now)
+        # Twice the children's own time: each counts from when it was told, and would take a second signal for the first.
+        if self._told and now - self._told_at < 2 * SAME_WORD:
+            return
         self._told += 1
         self._stop.set()
         self._serves.set()
