@@ -220,8 +220,8 @@ class Supervisor:
                     child.has_served = True
                     self._is_broken = False
                     self._serves.set()
-        except ConnectionError:
-            pass
+        except (ConnectionError, ValueError):
+            pass  # it was killed, perhaps in the middle of a line
         finally:
             child.said_all.set()
 
