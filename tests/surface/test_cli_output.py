@@ -230,6 +230,16 @@ def test_on_a_screen_a_node_is_a_line() -> None:
     assert "i" * 36 in whole
 
 
+def test_a_long_name_gives_way_to_its_state() -> None:
+    """Where there is room for one of them only, a name is cut, and not what became of it."""
+    run = run_of(
+        NodeView("left-hand-side-with-a-long-name", "completed", "s", attempt=1, started_at=NOW, finished_at=NOW)
+    )
+    (row,) = [line for line in shown(run, width=60, most=9) if line.startswith(" left")]
+    assert "…" in row
+    assert row.split()[1:] == ["completed", "1", "0.00", "s"]
+
+
 def test_a_small_table_does_not_fold_its_heading() -> None:
     """However narrow the table, what stands above it takes the width of the terminal."""
     assert shown(run_of(NodeView("a", "ready", "a"), id="i" * 36))[0].rstrip().endswith("i" * 36)

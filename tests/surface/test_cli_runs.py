@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,13 @@ async def test_a_run_is_started_followed_and_looked_at(database: str, namespace:
     async with working(database, namespace, [doubled]) as site:
         shell = Shell(site.settings)
         told = await shell("start", f"{FLOWS}:doubled", "--input", '{"n": 4}', "--tag", "customer=7", "--follow")
-        first, *lines = told.splitlines()
+        first, *lines, last = told.splitlines()
         run_id = first.split()[1]
         assert first == f"run {run_id} of workflow doubled started"
         assert [line.split()[1] for line in lines] == [
             "started", "step-started", "step-completed", "step-started", "step-completed", "run-completed",
         ]  # fmt: skip
+        assert last == "output: 16"
         assert (await shell.json("runs", "show", run_id))["output"] == 16
         shown = await shell("runs", "show", run_id)
         assert "doubled completed" in shown
@@ -43,6 +45,21 @@ async def test_a_run_is_started_followed_and_looked_at(database: str, namespace:
         assert [run["id"] for run in await shell.lines("runs", "list", "--tag", "customer=7")] == [run_id]
         assert await shell("runs", "list", "--status", "failed") == "no runs\n"
         assert (await shell.json("verify"))["violations"] == []
+
+
+async def test_follow_in_json_is_an_object_a_line(database: str, namespace: str) -> None:
+    """start --follow --json prints the run and then each change, and nothing else."""
+    async with working(database, namespace, [doubled]) as site:
+        started, *changes = await Shell(site.settings).lines(
+            "start", f"{FLOWS}:doubled", "--input", '{"n": 4}', "--follow"
+        )
+    assert started["created"] is True
+    assert [change["event"] for change in changes][-1] == "run-completed"
+
+
+async def test_the_release_is_printed() -> None:
+    """--version prints the distribution's version."""
+    assert await Shell()("--version") == f"composer {metadata.version('composer-workflows')}\n"
 
 
 async def test_a_key_starts_once_and_arguments_come_from_anywhere(

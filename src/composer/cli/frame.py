@@ -26,8 +26,9 @@ _STYLES = {
 }  # fmt: skip
 
 _SETTLED: Final = frozenset(state.word for state in NodeState if state.value in SETTLED)
+_NARROWEST: Final = 16
 _WIDEST: Final = 40
-"""Of a name on a screen, so that there is room beside it."""
+"""Of the names on a screen, so that there is room for them and beside them."""
 _GOING: Final = frozenset({"leased", "mapping", "draining", "waiting"})
 """States of nodes whose time goes on."""
 
@@ -47,17 +48,16 @@ def frame(run: RunView, *, most: int | None = None, now: datetime | None = None)
         **how,
     )  # fmt: skip
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    # The columns that may wrap are those that give way.
-    table.add_column(
-        "node", no_wrap=most is not None, overflow="fold" if most is None else "ellipsis", max_width=most and _WIDEST
-    )
+    # The columns that may wrap are those that give way, and on a screen what is in them is cut instead.
+    longest = max((cell_len(printable(node.name)) for node in run.nodes), default=0)
+    table.add_column("node", overflow="fold", min_width=most and min(longest, _NARROWEST), max_width=most and _WIDEST)
     for heading in ("state", "attempt", "time"):
         table.add_column(heading, justify="left" if heading == "state" else "right", no_wrap=True)
     table.add_column("", overflow="fold")
     shown = _chosen(run.nodes, most)
     for node in shown:
         table.add_row(
-            Text(printable(node.name)), Text(node.state, style=_STYLES.get(node.state, "")), str(node.attempt or ""), _took(node, now),
+            Text(printable(node.name), **how), Text(node.state, style=_STYLES.get(node.state, "")), str(node.attempt or ""), _took(node, now),
             Text(_about(node, now), **how),
         )  # fmt: skip
     if len(shown) < len(run.nodes):
@@ -174,17 +174,26 @@ def listed(runs: Sequence[RunSummary], width: int | None) -> list[Text]:
 
 
 def rest(run: RunView) -> list[Text]:
-    """What there is to say of a run beside its nodes, its error's traceback last."""
+    """What there is to say of a run beside its nodes."""
+    return _named(tags=dict(run.tags) or None, input=run.input or None) + outcome(run)
+
+
+def outcome(run: RunView) -> list[Text]:
+    """What has become of a run: its output, or its error with the traceback."""
     error = dict(run.error or {})
     trace = str(error.pop("traceback", "")).strip()
-    said = {"tags": dict(run.tags) or None, "input": run.input or None, "output": run.output, "error": error or None}
-    lines = [
-        Text(f"{name}: {one_line(json_text(value), 400)}", overflow="fold")
-        for name, value in said.items()
-        if value is not None
-    ]
+    lines = _named(output=run.output, error=error or None)
     if trace:
         lines.append(Text(printable(trace), overflow="fold"))
     if run.quarantine:
         lines.append(Text(f"quarantined: {printable(run.quarantine)}", style="red"))
     return lines
+
+
+def _named(**values: Any) -> list[Text]:
+    """A line for each value that is one."""
+    return [
+        Text(f"{name}: {one_line(json_text(value), 400)}", overflow="fold")
+        for name, value in values.items()
+        if value is not None
+    ]

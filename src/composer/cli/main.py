@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+from typing import Annotated
+
 import anyio
 import typer
 
@@ -15,6 +18,21 @@ from composer.cli.runs import COMMANDS, runs_app, start
 from composer.settings import read_settings
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"composer {metadata.version('composer-workflows')}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the release and end.")
+]
+
+
+def composer(version: Version = False) -> None:
+    """Durable workflows for Python."""
+
+
 def migrate(database_url: DatabaseUrl = None, home: Home = None, as_json: AsJson = False) -> None:
     """Bring the database's schema up to this release. Safe to run from many places at once."""
     settings = read_settings(database_url=database_url, home=home)
@@ -25,11 +43,10 @@ def migrate(database_url: DatabaseUrl = None, home: Home = None, as_json: AsJson
         say("\n".join(f"applied {name}" for name in applied) or "the schema is up to date")
 
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Durable workflows for Python."
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 worker_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 coordinator_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.callback()(composer)
 worker_app.command()(told(serve.worker))
 coordinator_app.command()(told(serve.coordinator))
 app.command("worker")(told(serve.worker))

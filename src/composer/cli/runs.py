@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from composer.cli.frame import change_line, frame, listed, rest
+from composer.cli.frame import change_line, frame, listed, outcome, rest
 from composer.cli.output import AsJson, console, put
 from composer.cli.text import printable
 from composer.client.client import Client
@@ -61,7 +61,10 @@ def start(
         else:
             typer.echo(f"run {handle.id} of workflow {flow.name} {'started' if handle.created else 'exists already'}")
         if follow:
-            run = follow_run(client, handle.id, as_json=as_json)
+            out = console()
+            run = follow_run(client, handle.id, out, as_json=as_json)
+            for line in () if as_json else outcome(run):
+                out.print(line, soft_wrap=not out.is_terminal)
             sys.exit(0 if run.status == "completed" else 1)
 
 
@@ -124,9 +127,8 @@ def _tags(given: list[str]) -> dict[str, str]:
     return tags
 
 
-def follow_run(client: Client, run_id: str, *, as_json: bool = False, out: Console | None = None) -> RunView:
+def follow_run(client: Client, run_id: str, out: Console, *, as_json: bool = False) -> RunView:
     """Shows a run until it has ended: a table that is redrawn in a terminal, a line a change elsewhere."""
-    out = out or console()
     if as_json or not out.is_terminal or out.is_dumb_terminal:
         for change in client.watch(run_id):
             put(change) if as_json else out.print(Text(change_line(change)), soft_wrap=True)

@@ -238,7 +238,7 @@ def _missing(name: str, partial: str, folder: Path, parent: ModuleType | None) -
         advice = f"{above} has it: start the worker there."
     else:
         close = difflib.get_close_matches(partial, [each.name for each in pkgutil.iter_modules([str(folder)])], n=1)
-        advice = "Start the worker in the folder that holds it, or install the project it belongs to."
+        advice = "Start in the folder that holds it, or install the project it belongs to."
         advice = f"Did you mean {close[0]!r}?" if close else advice
     return ModuleError(name, what, f"{looked}\n  {advice}", tried)
 
