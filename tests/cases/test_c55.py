@@ -125,7 +125,8 @@ async def test_nothing_of_a_finished_step_stays_alive(database: str, namespace: 
         assert (loop._attempts, loop._by_run, loop._in_a_row, loop._bodies, loop._reports) == (set(), {}, {}, set(), [])
         assert loop._keeper is not None
         assert loop._keeper._leases == {}
-        assert len(asyncio.all_tasks()) <= tasks
+        # Loops of the worker have short tasks of their own now and then; what a step left behind would stay.
+        await until(lambda: len(asyncio.all_tasks()) <= tasks)
 
 
 async def test_what_is_kept_has_a_bound(database: str, namespace: str) -> None:

@@ -86,3 +86,20 @@ async def test_lost_dispatches_behind_many_healthy_runs_are_found(
     await driver.later(120.0)
     assert sum([(await recovery.recover(driver.store)).redispatched for _ in range(4)]) == 2
     assert len(await driver.claim()) == 9
+
+
+async def test_tasks_that_lost_two_workers_come_one_at_a_time(driver: Driver) -> None:
+    """The first lost worker separates nothing; from the second on each claim brings one of them, and all others."""
+    runs = [await driver.start() for _ in range(3)]
+    for crashes in (1, 2):
+        assert {task.run.run_id for task in await driver.claim()} == set(runs)
+        await driver.later(60.0)
+        assert (await recovery.recover(driver.store)).expired == 3
+        await driver.later(60.0)
+        await timers.fire_due(driver.store)
+        assert {(await driver.task(run_id)).crashes for run_id in runs} == {crashes}
+    fresh = [await driver.start() for _ in range(2)]
+    brought = [[task.run.run_id for task in await driver.claim()] for _ in range(4)]
+    assert set(fresh) < set(brought[0])
+    assert [len(each) for each in brought] == [3, 1, 1, 0]
+    assert sorted([*fresh, *runs]) == sorted(run_id for each in brought for run_id in each)

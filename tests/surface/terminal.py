@@ -19,8 +19,6 @@ from typing import Final, Self
 from tests.system.processes import heard
 
 _SEQUENCE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_REDRAWN: Final = re.compile(r"\r(?:\x1b\[2K|\x1b\[1A)+")
-"""What takes the cursor back to the first line of a picture, of which every line is erased."""
 
 
 class Terminal:
@@ -59,19 +57,15 @@ class Terminal:
         """All that was written so far, without sequences."""
         return _SEQUENCE.sub("", self.seen)
 
-    @property
-    def frames(self) -> list[str]:
-        """The pictures that stood there one after the other, each with what was written before the first."""
-        first, *others = _REDRAWN.split(self.seen)
-        # A picture that is drawn again and again begins where the cursor is hidden.
-        before = first.partition("\x1b[?25l")[0]
-        return [_SEQUENCE.sub("", each).replace("\r\n", "\n") for each in (first, *(before + each for each in others))]
-
     def until(self, holds: Callable[[str], bool], limit: float = 30) -> None:
         """Reads until the condition holds of what was seen, which it must within `limit` seconds."""
         deadline = time.monotonic() + limit
         while not holds(self.seen):
             assert self._read(deadline), f"it ended, or {limit:g} s were not enough:\n{self.seen}"
+
+    def poll(self) -> None:
+        """Reads what is there."""
+        self._read(time.monotonic())
 
     def ended(self, limit: float = 30) -> int:
         """The exit code, once all that was written is read."""

@@ -7,10 +7,9 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import anyio
 import pytest
@@ -115,12 +114,13 @@ async def test_a_second_signal_ends_parent_and_children_at_once(site: Yard, data
         parent.send(signal.SIGINT)
         await until(lambda: len(parent.said("stopping: no new tasks")) == 2, 10)
         assert parent.is_running
-        left = children(parent.popen.pid)
-        # Not a wait for anything: what comes sooner is the first signal again.
-        await anyio.sleep(supervise.SAME_WORD)
-        parent.send(signal.SIGINT)
-        await until(lambda: not parent.is_running, 5)
-        assert not any(map(is_alive, left))
+
+        def is_ended_by_telling() -> bool:
+            parent.send(signal.SIGINT)
+            return not parent.is_running
+
+        # In the first second it is the same word.
+        await until(is_ended_by_telling, 10)
         assert parent.popen.returncode == 128 + signal.SIGINT
         await handle.cancel()
 
@@ -195,11 +195,10 @@ async def _looks(parent: Process) -> None:
 
 
 async def test_a_ctrl_c_of_the_terminal_reaches_each_child_once(site: Yard) -> None:
-    """A signal to the parent's whole process group, as a terminal sends it, and one to the parent too let the children drain."""
+    """A signal to the parent's whole process group, as a terminal sends it, lets the children drain."""
     parent = site.worker("--processes", "2")
     await until(lambda: serving(parent) == 2, 30)
     os.killpg(parent.popen.pid, signal.SIGINT)
-    parent.send(signal.SIGINT)
     await until(lambda: not parent.is_running, 20)
     assert parent.popen.returncode == 0
     assert not parent.said("told twice")
@@ -212,58 +211,37 @@ class Parent:
         self._file = folder / "begun"
         self._file.touch()
         begin = f"import os, sys, time\nopen({str(self._file)!r}, 'a').write(f'{{time.time()}}\\n')\nline = int(sys.argv[-1])\n"
-        self._runs = False
         self.supervisor = Supervisor([sys.executable, "-c", begin + script], count, reload=reload)
 
     def begun(self) -> list[float]:
         """When each child began."""
         return [float(line) for line in self._file.read_text().splitlines()]
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Runs it; at the end of the block it is told to stop, and must."""
+    async def run_until_begun(self, count: int) -> None:
+        """Runs it until so many children have begun, then tells it to stop."""
         async with anyio.create_task_group() as group:
-            group.start_soon(self._run)
-            yield
-            self.stop()
-            group.cancel_scope.deadline = anyio.current_time() + 20
-        assert not self._runs
-
-    async def _run(self) -> None:
-        self._runs = True
-        await self.supervisor.run()
-        self._runs = False
-
-    def stop(self) -> None:
-        """Tells it to stop. Only while it runs does it hear signals."""
-        if self._runs:
+            group.start_soon(self.supervisor.run)
+            await until(lambda: len(self.begun()) >= count, 30)
+            # It hears signals for as long as it runs.
             signal.raise_signal(signal.SIGTERM)
 
-    async def until_begun(self, count: int) -> None:
-        """Returns once so many children have begun."""
-        await until(lambda: len(self.begun()) >= count, 30)
 
-
-SERVES: Final = "os.write(line, b'{\"serves\": true}\\n')\n"
+SERVES = "os.write(line, b'{\"serves\": true}\\n')\n"
 
 
 async def test_children_that_keep_dying_are_started_ever_more_slowly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pause before a successor doubles, up to the longest, and is kept."""
+    """The pause before a successor doubles, up to the longest."""
     monkeypatch.setattr(supervise, "_FIRST_PAUSE", 0.1)
     monkeypatch.setattr(supervise, "_LONGEST_PAUSE", 0.4)
     parent = Parent(tmp_path, SERVES + "sys.exit(3)")
-    async with parent.running():
-        await parent.until_begun(6)
-    pauses = [0.1, 0.2, 0.4, 0.4, 0.4]
-    said = [
-        record.getMessage().rpartition("starts in ")[2] for record in caplog.records if record.levelname == "WARNING"
-    ]
-    assert said[:5] == [f"{pause:g} s" for pause in pauses]
-    gaps = [later - earlier for earlier, later in itertools.pairwise(parent.begun()[:6])]
+    await parent.run_until_begun(9)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(parent.begun()[:9])]
     # A child takes time too, but never less than the pause before it.
-    assert all(gap >= pause for gap, pause in zip(gaps, pauses, strict=True)), gaps
+    assert all(gap >= pause for gap, pause in zip(gaps, (0.1, 0.2, *[0.4] * 6), strict=True)), gaps
+    # Doubled without an end, the last pause would be 12.8 s.
+    assert max(gaps) < 5
 
 
 async def test_a_child_that_worked_has_its_successor_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,19 +251,10 @@ async def test_a_child_that_worked_has_its_successor_soon(tmp_path: Path, monkey
     monkeypatch.setattr(supervise, "_STEADY", 0.0)
     parent = Parent(tmp_path, SERVES + "sys.exit(3)")
     # Doubled each time, the pauses would take more than the limit: 0.01 s * 2**13 is over a minute.
-    async with parent.running():
-        await parent.until_begun(14)
+    await parent.run_until_begun(14)
 
 
-@pytest.mark.parametrize(
-    ("script", "code"),
-    [
-        ("sys.exit(3)", 3),
-        ("os.kill(os.getpid(), 9)", 137),
-        ("sys.exit(0)", 1),
-        ("os.write(line, b'{\"fil')\nsys.exit(3)", 3),
-    ],
-)
+@pytest.mark.parametrize(("script", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137), ("sys.exit(0)", 1)])
 async def test_the_first_childs_end_is_the_parents(tmp_path: Path, script: str, code: int) -> None:
     """The first of several that ends before it serves is the only one: the exit code is its own, 128 + n after a signal, never 0."""
     parent = Parent(tmp_path, script, 3)
@@ -294,102 +263,101 @@ async def test_the_first_childs_end_is_the_parents(tmp_path: Path, script: str, 
     assert len(parent.begun()) == 1
 
 
-async def test_a_child_that_begins_while_its_parent_stops_is_told_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A signal that comes after a child was started and before the parent knows of it does not leave the child at work."""
-    begin = asyncio.create_subprocess_exec
-
-    async def begin_late(*args: Any, **kwargs: Any) -> asyncio.subprocess.Process:
-        made = await begin(*args, **kwargs)
-        signal.raise_signal(signal.SIGTERM)
-        # The handler runs in the loop.
-        await asyncio.sleep(0)
-        return made
-
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", begin_late)
-    with anyio.fail_after(20):
-        assert await Parent(tmp_path, SERVES + "time.sleep(60)").supervisor.run() == 0
-
-
-DRAINS: Final = r"""
-import pathlib, signal
-said = pathlib.Path({said!r})
-signal.signal(signal.SIGTERM, lambda *_: said.open('a').write('told\n') and None)
-os.write(line, b'{{"serves": true, "files": {{"{first}": null, "{second}": null}}}}\n')
-while not os.path.exists({go!r}):
+DRAINS = """
+import json, signal
+folder = {folder!r}
+signal.signal(signal.SIGTERM, lambda *_: open(folder + "/told", "a").write("x"))
+stamps = {{}}
+for name in ("one.py", "other.py"):
+    found = os.stat(folder + "/" + name)
+    stamps[folder + "/" + name] = [found.st_mtime_ns, found.st_size]
+os.write(line, json.dumps({{"files": stamps, "serves": True}}).encode() + b"\\n")
+while not os.path.exists(folder + "/told"):
     time.sleep(0.01)
+time.sleep({drains})
 """
 
 
-class Edited:
-    """A parent with --reload of children that have imported two files and, once told, end when they may."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.files = [folder / "first.py", folder / "second.py"]
-        self._said, self._go = folder / "said", folder / "go"
-        self._looked: set[str] = set()
-        script = DRAINS.format(said=str(self._said), go=str(self._go), first=self.files[0], second=self.files[1])
-        self.parent = Parent(folder, script, reload=True)
-        look = supervise._stamp
-
-        def stamp(file: str) -> tuple[int, int] | None:
-            found = look(file)
-            if found:
-                self._looked.add(file)
-            return found
-
-        monkeypatch.setattr(supervise, "_stamp", stamp)
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Runs the parent, with a child that has begun. However the block ends, its children may end then."""
-        async with self.parent.running():
-            await self.parent.until_begun(1)
-            try:
-                yield
-            finally:
-                self._go.touch()
-
-    async def edit(self, number: int) -> None:
-        """Writes a file. Returns once it was looked at."""
-        self.files[number].write_text("changed = True")
-        await until(lambda: str(self.files[number]) in self._looked, 20)
-
-    def told(self) -> int:
-        """How many signals children have heard."""
-        return len(self._said.read_text().splitlines()) if self._said.exists() else 0
+async def test_a_child_that_drains_for_a_reload_is_not_hastened(tmp_path: Path) -> None:
+    """A first signal to the parent leaves a child alone that was told already: a second would end it at once."""
+    (tmp_path / "one.py").touch()
+    (tmp_path / "other.py").touch()
+    parent = Parent(tmp_path, DRAINS.format(folder=str(tmp_path), drains=1.0), reload=True)
+    told = tmp_path / "told"
+    async with anyio.create_task_group() as group:
+        group.start_soon(parent.supervisor.run)
+        await until(lambda: parent.supervisor._serves.is_set(), 20)
+        (tmp_path / "one.py").write_text("x = 1")
+        await until(told.exists, 20)
+        signal.raise_signal(signal.SIGTERM)
+    assert told.read_text() == "x"
+    assert len(parent.begun()) == 1
 
 
-async def test_a_child_that_drains_for_a_reload_is_not_told_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_two_signals_in_one_moment_are_one(tmp_path: Path) -> None:
+    """A parent that is told twice at once tells its child once, and waits for it."""
+    (tmp_path / "one.py").touch()
+    (tmp_path / "other.py").touch()
+    parent = Parent(tmp_path, DRAINS.format(folder=str(tmp_path), drains=0.2))
+    codes: list[int] = []
+
+    async def run() -> None:
+        codes.append(await parent.supervisor.run())
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        await until(lambda: parent.supervisor._serves.is_set(), 20)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+    assert (tmp_path / "told").read_text() == "x"
+    assert codes == [0]
+
+
+async def test_files_that_are_written_one_after_the_other_are_one_reload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A parent that is stopped while a child drains leaves it its time: a second signal would end it at once."""
-    caplog.set_level("INFO")
-    edited = Edited(tmp_path, monkeypatch)
-    async with edited.running():
-        await edited.edit(0)
-        await until(lambda: edited.told() == 1, 20)
-        edited.parent.stop()
-        await until(lambda: "stopping" in caplog.text, 20)
-    assert edited.told() == 1
-    assert len(edited.parent.begun()) == 1
+    """A change is waited after: nothing starts anew while files still change."""
+    monkeypatch.setattr(supervise, "_LOOK", 0.05)
+    monkeypatch.setattr(supervise, "_QUIET", 1.0)
+    (tmp_path / "one.py").touch()
+    (tmp_path / "other.py").touch()
+    looks: list[set[str]] = []
+    parent = Parent(tmp_path, DRAINS.format(folder=str(tmp_path), drains=0), reload=True)
+    look = parent.supervisor._look
+
+    def noted() -> set[str]:
+        looks.append(look())
+        return looks[-1]
+
+    monkeypatch.setattr(parent.supervisor, "_look", noted)
+    async with anyio.create_task_group() as group:
+        group.start_soon(parent.supervisor.run)
+        await until(lambda: parent.supervisor._serves.is_set(), 20)
+        (tmp_path / "one.py").write_text("x = 1")
+        await until(lambda: any(looks), 20)
+        assert not (tmp_path / "told").exists()
+        (tmp_path / "other.py").write_text("x = 1")
+        await until(lambda: len(parent.begun()) == 2, 20)
+        signal.raise_signal(signal.SIGTERM)
+    assert sum(map(bool, looks)) == 2, looks
+    assert (tmp_path / "told").read_text()[0] == "x"
 
 
-async def test_files_that_change_together_are_one_reload(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_child_that_starts_while_the_parent_is_told_is_told_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that changes soon after another one, as in a checkout, does not start the workers anew twice."""
-    caplog.set_level("INFO")
-    # Long enough for a slow machine to write a file in.
-    monkeypatch.setattr(supervise, "_QUIET", 2.0)
-    edited = Edited(tmp_path, monkeypatch)
-    async with edited.running():
-        for number in range(2):
-            await edited.edit(number)
-        await until(lambda: edited.told() == 1, 20)
-    anew = [record.getMessage() for record in caplog.records if "starting anew" in record.getMessage()]
-    assert anew == [f"{edited.files[0]} and 1 more changed: starting anew"]
+    """A signal between the decision to start a child and its start reaches it all the same."""
+    parent = Parent(tmp_path, "time.sleep(60)")
+    begin = asyncio.create_subprocess_exec
+
+    async def told_first(*args: Any, **how: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        await until(lambda: parent.supervisor._stop.is_set())
+        return await begin(*args, **how)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", told_first)
+    with anyio.fail_after(20):
+        assert await parent.supervisor.run() == 0
 
 
 def test_project_files_are_the_projects(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The documentation does what it says: its code runs, its commands exist, and it names everything that is public.
 
 Python blocks of a page run in the page's order, in one module, against a real embedded server; while a block runs, a
-worker serves the workflows of the blocks above it. Words after ```python say more:
+worker serves the workflows of the blocks above it. A comment right above a block says more about it, where neither
+mkdocs nor GitHub show it:
 
     fragment     not complete by itself: only compiled
     file=NAME    a file the reader is told to save: run by the page's own commands, in a test of its own
@@ -70,8 +71,11 @@ def blocks_of(page: Path) -> list[Block]:
             opened = number + 1, line[3:].strip()
             continue
         start, info = opened
-        language, *words = info.split() or [""]
-        found.append(Block(page, start, language, words, "\n".join(lines[start - 1 : number - 1]) + "\n"))
+        # Words after the language would make a paragraph of the block, and a block of what follows.
+        assert " " not in info, f"{page.name}:{start - 1}: {info!r}"
+        above = re.fullmatch("<!-- (.*) -->", lines[start - 3]) if start > 2 else None
+        words = above[1].split() if above else []
+        found.append(Block(page, start, info, words, "\n".join(lines[start - 1 : number - 1]) + "\n"))
         opened = None
     assert opened is None, f"{page.name}:{opened} is not closed"
     return found
@@ -303,10 +307,13 @@ def test_links_between_files_lead_somewhere() -> None:
 
 
 def test_site_builds_strictly(tmp_path: Path) -> None:
-    """mkdocs builds the documentation without a warning."""
+    """mkdocs builds the documentation without a warning, and every fence has become a block."""
     done = subprocess.run(
         # Not --quiet: with it a warning is neither shown nor counted.
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+    pages = {page.name: page.read_text() for page in (tmp_path / "site").rglob("*.html")}
+    assert pages
+    assert [name for name, text in pages.items() if "```" in text] == []

@@ -85,7 +85,11 @@ def worker(
         )
 
         async def supervise() -> int:
-            return await Supervisor(command, processes, reload=reload).run()
+            code = await Supervisor(command, processes, reload=reload).run()
+            # Only its end is left to come: whoever goes on telling it must not take the exit code away.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+            return code
 
         try:
             sys.exit(anyio.run(supervise))

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -26,6 +27,8 @@ import typer
 
 log = logging.getLogger("composer")
 
+SAME_WORD: Final = 0.5
+"""Seconds in which a second signal is the first one again: who stops a whole group often tells its leader twice."""
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 30.0
 _STEADY: Final = 10.0
@@ -34,8 +37,6 @@ _LOOK: Final = 0.4
 """Seconds between two looks at the files."""
 _QUIET: Final = 0.2
 """Seconds without a change before the restart: an editor or a checkout writes more than one file."""
-SAME_WORD: Final = 0.5
-"""Seconds in which a second signal is the first one again: who stops a whole group often tells its leader twice."""
 _NOT_THE_PROJECTS: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 _Stamps: TypeAlias = dict[str, tuple[int, int] | None]
@@ -92,9 +93,8 @@ class Supervisor:
     def __init__(self, command: Sequence[str], count: int, *, reload: bool = False) -> None:
         self._command, self._count, self._reload = list(command), count, reload
         self._children: set[_Child] = set()
-        self._told_at: float | None = None
-        self._word: signal.Signals | None = None
-        """What every child is told, also one that begins late."""
+        self._told = 0
+        self._told_at = math.inf
         self._stop = asyncio.Event()
         self._serves = asyncio.Event()
         """Set once a child has served, or when none will."""
@@ -131,21 +131,21 @@ class Supervisor:
 
     def _hear(self, number: int) -> None:
         now = time.monotonic()
-        if self._told_at is None:
-            self._told_at, self._word = now, signal.SIGTERM
-            log.info("stopping: the worker processes are told, and waited for")
-        elif now - self._told_at < SAME_WORD:
+        self._told_at = min(self._told_at, now)
+        # Twice the children's own time: each counts from when it was told, and would take a second signal for the first.
+        if self._told and now - self._told_at < 2 * SAME_WORD:
             return
-        else:
-            # Not a second SIGTERM: to a child that heard the first one late both might be one word.
-            self._code, self._word = 128 + number, signal.SIGKILL
-            log.error("told twice to stop: ending at once; what was running is recovered by others")
+        self._told += 1
         self._stop.set()
         self._serves.set()
+        if self._told == 1:
+            log.info("stopping: the worker processes are told, and waited for")
+        elif self._told == 2:
+            self._code = 128 + number
         for child in self._children:
             # One that drains already would take a second signal for haste.
-            if not (child.is_reloading and self._word == signal.SIGTERM):
-                child.send(self._word)
+            if not (self._told == 1 and child.is_reloading):
+                child.send(number)
 
     async def _keep_one(self) -> None:
         pause = _FIRST_PAUSE
@@ -189,8 +189,8 @@ class Supervisor:
         reader, writer = await asyncio.open_connection(sock=ours, limit=2**24)
         child = _Child(process, reader, writer)
         self._children.add(child)
-        if self._word is not None:
-            child.send(self._word)
+        if self._stop.is_set():
+            child.send(signal.SIGTERM)
         return child
 
     async def _until_ended(self, child: _Child) -> int:

@@ -26,6 +26,7 @@ from composer.core.transition import Fence, TaskChange
 from composer.errors import TransactionError
 from composer.ports.clock import Clock, SystemClock
 from composer.ports.store import (
+    SUSPECT,
     AuditedRun,
     Beat,
     BegunTask,
@@ -314,7 +315,12 @@ class MemoryStore:
                 waiting.append((queues.index(task.queue), -task.priority, order, run_id, run, task))
         claimed: list[ClaimedTask] = []
         waiting.sort(key=lambda each: each[:3])
+        has_suspect = False
         for _, _, _, run_id, run, task in self._fairly(waiting, limit):
+            if task.crashes >= SUSPECT:
+                if has_suspect:
+                    continue
+                has_suspect = True
             del self._outbox[run_id, task.node, task.item]
             self._lease(task, owner, lease)
             claimed.append(self._claimed(run_id, run, task))

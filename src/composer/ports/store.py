@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from composer.core.events import Delivery, MapCounts, StoredSignal
 from composer.core.items import ItemChange
@@ -29,6 +29,9 @@ from composer.core.snapshot import Snapshot
 from composer.core.states import RunStatus
 from composer.core.transition import Transition
 from composer.ports.wakeups import RunEnd, Wakeups
+
+SUSPECT: Final = 2
+"""Lost workers from which on a task is claimed apart from others like it: by default the next one is its last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,6 +501,8 @@ class Store(Protocol):
     ) -> list[ClaimedTask]:
         """Leases up to `limit` ready tasks of these steps, by queue order, then priority, then age. Never waits.
 
+        Of those that have lost SUSPECT workers and more there is at most one: the one that ends its worker must not take the
+        others along until they are given up. A claim that brings one may have left others where they are.
         `lease` is in seconds, for steps without a heartbeat_timeout of their own.
         """
         ...

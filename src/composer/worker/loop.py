@@ -32,7 +32,7 @@ from composer.define.step import Step
 from composer.define.surroundings import Around
 from composer.define.workflow import Workflow
 from composer.errors import PlanError, StoreUnavailable
-from composer.ports.store import ClaimedTask, Renewal, Store, WorkerRecord
+from composer.ports.store import SUSPECT, ClaimedTask, Renewal, Store, WorkerRecord
 from composer.ports.wakeups import Bell
 from composer.settings import Settings
 from composer.worker.attempt import Attempt
@@ -51,6 +51,8 @@ MOST_COMMITTED: Final = 8_000_000
 """Characters of results and checkpoints in one commit, but for a single larger one: a statement is sent and read whole."""
 MOST_IN_A_ROW: Final = 32
 """Tasks of one run a worker takes over one after the other, before the run queues with all others."""
+_APART: Final = 0.05
+"""Seconds between the beginnings of two bodies whose tasks have lost workers again and again."""
 _SLEEP_TTL: Final = 30.0
 _SLEEP_RENEWED: Final = 10.0
 _LAST_WORDS: Final = 2.0
@@ -250,12 +252,16 @@ class WorkerLoop:
                     await self._sleep(ready)
 
     async def _claim_and_begin(self, steps: Sequence[str], limit: int) -> bool:
-        """Whether there were as many tasks as were asked for."""
+        """Whether there may be more: there were as many tasks as were asked for, or one that comes apart from its like."""
         with self._places.promised(limit):
             claimed = await self._claim(steps, limit)
         for task in claimed:
             self._in_a_row[task.run.run_id] = 0
             await self._begin(task)
+        if any(task.task.crashes >= SUSPECT for task in claimed):
+            # A moment in which a short body ends and is stored, before another one ends this process.
+            await anyio.sleep(_APART)
+            return True
         return len(claimed) == limit
 
     async def _claim(self, steps: Sequence[str], limit: int) -> list[ClaimedTask]:

@@ -46,16 +46,22 @@ t as materialized (
       offset 0
     ) r
     cross join lateral (
-      select t.run_id, t.node, t.item, t.state from composer.tasks t
+      select t.run_id, t.node, t.item, t.state, t.crashes from composer.tasks t
        where t.namespace = $1 and t.run_id = p.run_id and t.node = p.node and t.item = p.item
          for no key update skip locked
     ) t
+),
+-- Tasks that have lost two workers come one at a time: the one that ends its worker does not take the others along a third time.
+taken as materialized (
+  select * from t where crashes < 2 or state <> 'ready'
+  union all
+  select * from (select * from t where crashes >= 2 and state = 'ready' limit 1) suspect
 ),
 -- Outbox rows to drop: those whose task we hold (leased now, or no longer ready), those of deleted tasks, and those of
 -- runs that have passed their deadline or cannot be decided: nobody is handed their tasks any more, and at the head of
 -- a queue they would stand in the way of all behind them.
 gone as materialized (
-  select at from t
+  select at from taken
   union all
   select at from p where (at in (select at from t)) is not true
      and (not exists (select from composer.tasks x where x.namespace = $1 and x.run_id = p.run_id and x.node = p.node and x.item = p.item offset 0)
@@ -67,7 +73,7 @@ g as (
 -- INSERT .. ON CONFLICT is an UPDATE by primary key that no planner estimate can turn into a scan.
 l as (
   insert into composer.tasks as x (namespace, run_id, node, item, state, lease_owner, lease_expires_at)
-  select $1, run_id, node, item, 'leased', $5, clock_timestamp() from t where state = 'ready'
+  select $1, run_id, node, item, 'leased', $5, clock_timestamp() from taken where state = 'ready'
   on conflict (namespace, run_id, node, item) do update
      set state = 'leased', delivery = x.delivery + 1, lease_owner = $5,
          lease_expires_at = clock_timestamp() + make_interval(secs => coalesce(x.lease_seconds, $6::float8)), started_at = clock_timestamp()
