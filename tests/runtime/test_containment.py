@@ -10,7 +10,7 @@ import pytest
 from composer import AsyncClient, RunQuarantined, Settings, Worker, step, workflow
 from composer.errors import StoreUnavailable
 from composer.memory.store import MemoryStore
-from composer.ports.store import ClaimedTask
+from composer.ports.store import ClaimedTask, CommitAnswers, RunCommit, RunHead
 from composer.postgres.store import PostgresStore
 from tests.servers import execute
 from tests.working import opened, until, working
@@ -117,6 +117,60 @@ async def test_a_process_that_started_meanwhile_is_not_taken_for_gone(monkeypatc
     async with Worker([twice], Settings(coordinator=False), store=store):
         await until(lambda: len(store.told) == 2)
     assert store.told[1] == [(1, 1.0), (2, 2.0)]
+
+
+class GoesAway(MemoryStore):
+    """A store that is away for good once it is told to."""
+
+    is_away = False
+    tried = 0
+
+    async def load_heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
+        if self.is_away:
+            self.tried += 1
+            raise StoreUnavailable("away")
+        return await super().load_heads(run_ids)
+
+    async def commit(self, commits: Sequence[RunCommit], *, owner: str = "", lease: float = 0.0) -> CommitAnswers:
+        if self.is_away:
+            self.tried += 1
+            raise StoreUnavailable("away")
+        return await super().commit(commits, owner=owner, lease=lease)
+
+
+async def test_a_result_that_nobody_takes_does_not_keep_a_worker_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told to stop while the database is away, a worker whose step has ended tries for its grace time and a bit more, then ends."""
+    monkeypatch.setattr("composer.worker.loop._LAST_COMMIT", 0.2)
+    store = GoesAway()
+    begun, may_end = anyio.Event(), anyio.Event()
+
+    @step
+    async def held(n: int) -> int:
+        begun.set()
+        await may_end.wait()
+        return n
+
+    @workflow
+    def holding(n: int) -> int:
+        return held(n)
+
+    settings = Settings(coordinator=False, grace=0.2)
+    async with (
+        Worker([holding], settings, store=store) as worker,
+        AsyncClient(store=store, settings=settings) as client,
+    ):
+        await client.start(holding, 1)
+        with anyio.fail_after(10):
+            await begun.wait()
+        store.is_away = True
+        may_end.set()
+        await until(lambda: store.tried)
+        worker.drain()
+        with anyio.move_on_after(10) as patience:
+            await worker.wait_stopped()
+        # Or a worker that goes on would do so for ever.
+        store.is_away = False
+    assert not patience.cancelled_caught
 
 
 @workflow

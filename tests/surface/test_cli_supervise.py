@@ -119,7 +119,7 @@ async def test_a_second_signal_ends_parent_and_children_at_once(site: Yard, data
             parent.send(signal.SIGINT)
             return not parent.is_running
 
-        # In the first second it is the same word.
+        # In the first half second it is the same word.
         await until(is_ended_by_telling, 10)
         assert parent.popen.returncode == 128 + signal.SIGINT
         await handle.cancel()
@@ -311,6 +311,26 @@ async def test_two_signals_in_one_moment_are_one(tmp_path: Path) -> None:
         signal.raise_signal(signal.SIGINT)
     assert (tmp_path / "told").read_text() == "x"
     assert codes == [0]
+
+
+async def test_a_second_signal_ends_a_child_that_hears_none(tmp_path: Path) -> None:
+    """A child that cannot hear, as when a step holds up its loop, is ended by the second signal all the same."""
+    deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SERVES
+    parent = Parent(tmp_path, deaf + "time.sleep(60)")
+    codes: list[int] = []
+
+    async def run() -> None:
+        codes.append(await parent.supervisor.run())
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            group.start_soon(run)
+            await until(lambda: parent.supervisor._serves.is_set())
+            signal.raise_signal(signal.SIGTERM)
+            # Not a wait for anything: what comes sooner is the first signal again.
+            await anyio.sleep(supervise.SAME_WORD)
+            signal.raise_signal(signal.SIGTERM)
+    assert codes == [128 + signal.SIGTERM]
 
 
 async def test_files_that_are_written_one_after_the_other_are_one_reload(

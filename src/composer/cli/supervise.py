@@ -132,8 +132,7 @@ class Supervisor:
     def _hear(self, number: int) -> None:
         now = time.monotonic()
         self._told_at = min(self._told_at, now)
-        # Twice the children's own time: each counts from when it was told, and would take a second signal for the first.
-        if self._told and now - self._told_at < 2 * SAME_WORD:
+        if self._told and now - self._told_at < SAME_WORD:
             return
         self._told += 1
         self._stop.set()
@@ -143,8 +142,10 @@ class Supervisor:
         elif self._told == 2:
             self._code = 128 + number
         for child in self._children:
-            # One that drains already would take a second signal for haste.
-            if not (self._told == 1 and child.is_reloading):
+            if self._told > 1:
+                # Not the same again: a child may have heard the first one late, or hear none while a step holds up its loop.
+                child.send(signal.SIGKILL)
+            elif not child.is_reloading:  # one that drains already would take a second signal for haste
                 child.send(number)
 
     async def _keep_one(self) -> None:

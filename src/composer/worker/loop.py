@@ -520,6 +520,8 @@ class WorkerLoop:
                 await self._freed.wait(0.2)
         if any(not attempt.reported for attempt in self._attempts):
             log.warning("the grace time is over; unfinished steps are given back", extra={"count": len(self._attempts)})
+        if self._has_work:
+            # Also where all have ended: while the store is away a commit of their results would go on for ever.
             await self._release_all()
 
     async def _release_all(self) -> None:
